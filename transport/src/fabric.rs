@@ -1,0 +1,110 @@
+//! [`Fabric`]: what a group of ranks needs beside its ring, and [`ControlHandler`]: who reads its control messages.
+//!
+//! The seam between a transport and the group that runs on it. A transport carries control messages and understands
+//! none; the handler decides what they mean and knows neither socket nor clock. So a simulation can stand in for either.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::{Channel, Deadline, Error, Peer, Receiver, Result, Sender, Wake};
+
+/// The longest control message, in bytes.
+pub const MAX_CONTROL_MESSAGE: usize = 1024;
+
+/// A group of ranks: the root group, or one split off from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u64);
+
+impl GroupId {
+    /// The group of all ranks.
+    pub const ROOT: Self = Self(0);
+}
+
+/// A control link of this rank: with a ring, one to each neighbour (two to the same rank when there are two ranks).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub u32);
+
+/// What a [`ControlHandler`] wants done.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    /// Messages to send, each of at most [`MAX_CONTROL_MESSAGE`] bytes, in order. One to a link that has ended is
+    /// dropped.
+    pub messages: Vec<(LinkId, Vec<u8>)>,
+    /// Groups that failed just now, with their first cause. A transport that is still forming fails with the root's.
+    pub poisoned: Vec<(GroupId, Error)>,
+}
+
+/// Reads and writes the control messages of one rank. A transport calls it from one thread at a time, from before
+/// forming until it is closed; `now` is the time since the transport began, and never goes back. It must not block.
+pub trait ControlHandler: Send {
+    /// A control link to `peer` is up.
+    fn link_up(&mut self, link: LinkId, peer: &Peer, now: Duration, out: &mut Outbox);
+    /// A message arrived on a link. It comes from another process: any bytes are possible.
+    fn message(&mut self, link: LinkId, message: &[u8], now: Duration, out: &mut Outbox);
+    /// A link ended: closed, reset, or unusable. It does not come back.
+    fn link_ended(&mut self, link: LinkId, why: &Error, now: Duration, out: &mut Outbox);
+    /// All ranks are there: forming is over.
+    fn formed(&mut self, now: Duration, out: &mut Outbox);
+    /// Forming failed on this rank: tell the others why. (`why` names the rank to blame, where one is.)
+    fn forming_failed(&mut self, why: &Error, now: Duration, out: &mut Outbox);
+    /// Called after [`Fabric::kick`], and at least once per [`tick_interval`](ControlHandler::tick_interval).
+    fn tick(&mut self, now: Duration, out: &mut Outbox);
+    /// The longest time between two ticks.
+    fn tick_interval(&self) -> Duration;
+}
+
+/// The connections of a ring: one channel per connection to each neighbour, connection `i` of one rank's `right` being
+/// connection `i` of its right neighbour's `left`.
+#[derive(Debug)]
+pub struct RingLinks<C> {
+    /// To rank + 1 (modulo size).
+    pub right: Vec<C>,
+    /// To rank − 1 (modulo size).
+    pub left: Vec<C>,
+}
+
+/// A formed set of ranks that can talk: the ring's channels, one-way streams between any two ranks, and control.
+///
+/// Ranks here are the root group's. Nothing blocks except [`flush_control`](Fabric::flush_control) and
+/// [`close`](Fabric::close), both within their deadline.
+pub trait Fabric: Send + Sync + 'static {
+    /// The ring's channels.
+    type Channel: Channel<Sender = Self::Sender, Receiver = Self::Receiver> + 'static;
+    /// The sending end of a stream, and of a ring's channel.
+    type Sender: Sender + 'static;
+    /// The receiving end of a stream, and of a ring's channel.
+    type Receiver: Receiver + 'static;
+
+    /// This process's rank.
+    fn rank(&self) -> usize;
+    /// The number of ranks.
+    fn size(&self) -> usize;
+    /// The number of connections per neighbour, and of stripes per stream.
+    fn connections(&self) -> usize;
+    /// A rank, with the address by which it is known here.
+    fn peer(&self, rank: usize) -> Peer;
+    /// The smallest number of processors that any rank announced when the ring formed.
+    fn min_cores(&self) -> usize;
+
+    /// Takes the root group's ring. Errors: it was taken before.
+    fn ring(&self) -> Result<RingLinks<Self::Channel>>;
+
+    /// Begins to open a one-way stream to rank `to` for `group`; `wake` rings when [`opened`](Fabric::opened) has the
+    /// result. The attempt ends by `deadline`.
+    fn open(&self, group: GroupId, to: usize, wake: &Arc<Wake>, deadline: Deadline);
+    /// The stream that [`open`](Fabric::open) began, one sender per stripe, once it is there or has failed.
+    fn opened(&self, group: GroupId, to: usize) -> Option<Result<Vec<Self::Sender>>>;
+    /// From now on takes streams of `group`, and rings `wake` at each one that arrives.
+    fn accept(&self, group: GroupId, wake: &Arc<Wake>);
+    /// A stream that rank `from` opened for `group`, one receiver per stripe, once all its stripes are there.
+    fn accepted(&self, group: GroupId, from: usize) -> Option<Vec<Self::Receiver>>;
+
+    /// Has the control handler's `tick` called soon.
+    fn kick(&self);
+    /// Calls the handler's `tick` and waits until every control message so far has been handed to every live link;
+    /// `false` if the deadline came first.
+    fn flush_control(&self, deadline: Deadline) -> bool;
+    /// Ends the control links and the transport's threads. Streams and rings end when their halves are dropped. Calling
+    /// it again does nothing.
+    fn close(&self, deadline: Deadline);
+}
