@@ -136,7 +136,9 @@ impl Error {
             E::UnexpectedEof => Kind::PeerClosed,
             E::OutOfMemory => Kind::Exhausted,
             _ => match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
-                Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOBUFS) => Kind::Exhausted,
+                Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOBUFS) => {
+                    Kind::Exhausted
+                }
                 _ => Kind::Io,
             },
         };

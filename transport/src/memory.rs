@@ -1,0 +1,366 @@
+//! In-memory channels and fabrics, for tests: of a group without sockets, and of what a channel promises.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::IoSlice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::{
+    Channel, ControlHandler, Deadline, Error, Fabric, GroupId, Kind, LinkId, Outbox, Park, Peer, Receiver, Result,
+    RingLinks, Sender, Wake,
+};
+
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One direction: bytes in flight, at most `capacity`.
+#[derive(Debug)]
+struct Pipe {
+    bytes: Mutex<PipeState>,
+    capacity: usize,
+}
+
+#[derive(Debug, Default)]
+struct PipeState {
+    queue: VecDeque<u8>,
+    sender_gone: bool,
+    receiver_gone: bool,
+}
+
+impl Pipe {
+    fn new(capacity: usize) -> Arc<Self> {
+        Arc::new(Self { bytes: Mutex::default(), capacity: capacity.max(1) })
+    }
+}
+
+/// An in-memory [`Channel`] that holds a settable number of bytes per direction.
+#[derive(Debug)]
+pub struct MemoryChannel {
+    tx: MemorySender,
+    rx: MemoryReceiver,
+}
+
+/// The sending half of a [`MemoryChannel`]. Dropping it ends the stream.
+#[derive(Debug)]
+pub struct MemorySender {
+    pipe: Arc<Pipe>,
+    peer: Peer,
+}
+
+/// The receiving half of a [`MemoryChannel`]. Dropping it resets the stream.
+#[derive(Debug)]
+pub struct MemoryReceiver {
+    pipe: Arc<Pipe>,
+    peer: Peer,
+}
+
+/// Two connected channels of ranks 0 and 1, each direction holding `capacity` bytes (at least one).
+pub fn pair(capacity: usize) -> (MemoryChannel, MemoryChannel) {
+    pair_of(capacity, 0, 1)
+}
+
+/// Two connected channels: the first is rank `a`'s, the second rank `b`'s.
+pub fn pair_of(capacity: usize, a: usize, b: usize) -> (MemoryChannel, MemoryChannel) {
+    let (ab, ba) = (stream(capacity, a, b), stream(capacity, b, a));
+    (MemoryChannel { tx: ab.0, rx: ba.1 }, MemoryChannel { tx: ba.0, rx: ab.1 })
+}
+
+/// A one-way stream from rank `from` to rank `to`.
+fn stream(capacity: usize, from: usize, to: usize) -> (MemorySender, MemoryReceiver) {
+    let pipe = Pipe::new(capacity);
+    (MemorySender { pipe: pipe.clone(), peer: peer_of(to) }, MemoryReceiver { pipe, peer: peer_of(from) })
+}
+
+fn peer_of(rank: usize) -> Peer {
+    Peer::new(rank, "memory")
+}
+
+impl Channel for MemoryChannel {
+    type Sender = MemorySender;
+    type Receiver = MemoryReceiver;
+
+    fn split(self) -> (MemorySender, MemoryReceiver) {
+        (self.tx, self.rx)
+    }
+}
+
+impl Sender for MemorySender {
+    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<usize> {
+        let mut state = lock(&self.pipe.bytes);
+        if state.receiver_gone {
+            return Err(Error::new(Kind::Reset, "reset the connection").with_peer(&self.peer));
+        }
+        let mut taken = 0;
+        for part in parts {
+            let room = self.pipe.capacity - state.queue.len();
+            let n = room.min(part.len());
+            state.queue.extend(&part[..n]);
+            taken += n;
+            if n < part.len() {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    fn park(&self) -> Park<'_> {
+        Park::Backoff
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+}
+
+impl Receiver for MemoryReceiver {
+    fn try_recv(&mut self, into: &mut [u8]) -> Result<usize> {
+        let mut state = lock(&self.pipe.bytes);
+        if state.queue.is_empty() && state.sender_gone && !into.is_empty() {
+            return Err(Error::new(Kind::PeerClosed, "closed the connection").with_peer(&self.peer));
+        }
+        let n = state.queue.len().min(into.len());
+        for (slot, byte) in into.iter_mut().zip(state.queue.drain(..n)) {
+            *slot = byte;
+        }
+        Ok(n)
+    }
+
+    fn try_recv_with(&mut self, max: usize, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<usize> {
+        let mut scratch = vec![0; max.min(self.pipe.capacity)];
+        let n = self.try_recv(&mut scratch)?;
+        // In two pieces, as a transport may hand them over.
+        let (head, tail) = scratch[..n].split_at(n / 2);
+        for piece in [head, tail] {
+            if !piece.is_empty() {
+                sink(piece)?;
+            }
+        }
+        Ok(n)
+    }
+
+    fn park(&self) -> Park<'_> {
+        Park::Backoff
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+}
+
+impl Drop for MemorySender {
+    fn drop(&mut self) {
+        lock(&self.pipe.bytes).sender_gone = true;
+    }
+}
+
+impl Drop for MemoryReceiver {
+    fn drop(&mut self) {
+        lock(&self.pipe.bytes).receiver_gone = true;
+    }
+}
+
+/// A network of ranks in one process.
+struct Network {
+    ranks: Vec<Mutex<Rank>>,
+    capacity: usize,
+    connections: usize,
+    start: Instant,
+    /// Control messages and link ends that are under way, so that no handler is called from within another.
+    mail: Mutex<Mail>,
+}
+
+#[derive(Default)]
+struct Mail {
+    queue: VecDeque<(usize, LinkId, Letter)>,
+    delivering: bool,
+}
+
+enum Letter {
+    Message(Vec<u8>),
+    Ended,
+    Tick,
+}
+
+struct Rank {
+    handler: Option<Box<dyn ControlHandler>>,
+    ring: Option<RingLinks<MemoryChannel>>,
+    streams: HashMap<(GroupId, usize), Vec<MemoryReceiver>>,
+    opened: HashMap<(GroupId, usize), Vec<MemorySender>>,
+    wakes: HashMap<GroupId, Arc<Wake>>,
+}
+
+/// A [`Fabric`] in memory: every rank lives in this process. Control messages are delivered at once.
+pub struct MemoryFabric {
+    network: Arc<Network>,
+    rank: usize,
+}
+
+/// Forms a group of `handlers.len()` ranks (at least two) with `connections` channels per neighbour, each direction
+/// holding `capacity` bytes.
+pub fn network(handlers: Vec<Box<dyn ControlHandler>>, connections: usize, capacity: usize) -> Vec<MemoryFabric> {
+    let n = handlers.len();
+    let mut lefts: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
+    let mut rights: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
+    for (rank, right) in rights.iter_mut().enumerate() {
+        let next = (rank + 1) % n;
+        for _ in 0..connections {
+            let (a, b) = pair_of(capacity, rank, next);
+            right.push(a);
+            lefts[next].push(b);
+        }
+    }
+    let ranks = handlers.into_iter().zip(rights).zip(lefts).map(|((handler, right), left)| {
+        Mutex::new(Rank {
+            handler: Some(handler),
+            ring: Some(RingLinks { right, left }),
+            streams: HashMap::new(),
+            opened: HashMap::new(),
+            wakes: HashMap::new(),
+        })
+    });
+    let network = Arc::new(Network {
+        ranks: ranks.collect(),
+        capacity,
+        connections,
+        start: Instant::now(),
+        mail: Mutex::default(),
+    });
+    for rank in 0..n {
+        network.call(rank, |handler, now, out| {
+            handler.link_up(RIGHT, &peer_of((rank + 1) % n), now, out);
+            handler.link_up(LEFT, &peer_of((rank + n - 1) % n), now, out);
+        });
+    }
+    for rank in 0..n {
+        network.call(rank, |handler, now, out| handler.formed(now, out));
+    }
+    (0..n).map(|rank| MemoryFabric { network: network.clone(), rank }).collect()
+}
+
+const RIGHT: LinkId = LinkId(0);
+const LEFT: LinkId = LinkId(1);
+
+impl Network {
+    /// Calls a rank's handler and delivers what it sends, and what that brings about.
+    fn call(&self, rank: usize, f: impl FnOnce(&mut dyn ControlHandler, Duration, &mut Outbox)) {
+        let mut out = Outbox::default();
+        if let Some(handler) = lock(&self.ranks[rank]).handler.as_deref_mut() {
+            f(handler, self.start.elapsed(), &mut out);
+        }
+        let n = self.ranks.len();
+        let mut mail = lock(&self.mail);
+        for (link, message) in out.messages {
+            let (to, at) = if link == RIGHT { ((rank + 1) % n, LEFT) } else { ((rank + n - 1) % n, RIGHT) };
+            mail.queue.push_back((to, at, Letter::Message(message)));
+        }
+    }
+
+    /// Delivers until nothing is under way. One thread delivers at a time; others wait for their letters by `mail`.
+    fn deliver(&self) {
+        loop {
+            let letter = {
+                let mut mail = lock(&self.mail);
+                if mail.delivering {
+                    drop(mail);
+                    std::thread::yield_now();
+                    continue;
+                }
+                let Some(letter) = mail.queue.pop_front() else { return };
+                mail.delivering = true;
+                letter
+            };
+            let (to, link, letter) = letter;
+            let ended = Error::new(Kind::PeerClosed, "closed its control link");
+            self.call(to, |handler, now, out| match letter {
+                Letter::Message(bytes) => handler.message(link, &bytes, now, out),
+                Letter::Ended => handler.link_ended(link, &ended, now, out),
+                Letter::Tick => handler.tick(now, out),
+            });
+            lock(&self.mail).delivering = false;
+        }
+    }
+}
+
+impl Fabric for MemoryFabric {
+    type Channel = MemoryChannel;
+    type Sender = MemorySender;
+    type Receiver = MemoryReceiver;
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.network.ranks.len()
+    }
+
+    fn connections(&self) -> usize {
+        self.network.connections
+    }
+
+    fn peer(&self, rank: usize) -> Peer {
+        peer_of(rank)
+    }
+
+    fn min_cores(&self) -> usize {
+        1
+    }
+
+    fn ring(&self) -> Result<RingLinks<MemoryChannel>> {
+        let taken = || Error::new(Kind::Misuse, "the ring was taken before").with_rank(self.rank);
+        lock(&self.network.ranks[self.rank]).ring.take().ok_or_else(taken)
+    }
+
+    fn open(&self, group: GroupId, to: usize, wake: &Arc<Wake>, _deadline: Deadline) {
+        let stripes = (0..self.network.connections).map(|_| stream(self.network.capacity, self.rank, to));
+        let (senders, receivers) = stripes.unzip();
+        lock(&self.network.ranks[self.rank]).opened.insert((group, to), senders);
+        wake.notify();
+        let mut peer = lock(&self.network.ranks[to]);
+        peer.streams.insert((group, self.rank), receivers);
+        if let Some(wake) = peer.wakes.get(&group) {
+            wake.notify();
+        }
+    }
+
+    fn opened(&self, group: GroupId, to: usize) -> Option<Result<Vec<MemorySender>>> {
+        lock(&self.network.ranks[self.rank]).opened.remove(&(group, to)).map(Ok)
+    }
+
+    fn accept(&self, group: GroupId, wake: &Arc<Wake>) {
+        lock(&self.network.ranks[self.rank]).wakes.insert(group, wake.clone());
+    }
+
+    fn accepted(&self, group: GroupId, from: usize) -> Option<Vec<MemoryReceiver>> {
+        lock(&self.network.ranks[self.rank]).streams.remove(&(group, from))
+    }
+
+    fn kick(&self) {
+        lock(&self.network.mail).queue.push_back((self.rank, RIGHT, Letter::Tick));
+        self.network.deliver();
+    }
+
+    fn flush_control(&self, _deadline: Deadline) -> bool {
+        self.kick();
+        true
+    }
+
+    fn close(&self, _deadline: Deadline) {
+        let n = self.network.ranks.len();
+        let was_open = lock(&self.network.ranks[self.rank]).handler.take().is_some();
+        if was_open && n > 1 {
+            let mut mail = lock(&self.network.mail);
+            mail.queue.push_back(((self.rank + 1) % n, LEFT, Letter::Ended));
+            mail.queue.push_back(((self.rank + n - 1) % n, RIGHT, Letter::Ended));
+            drop(mail);
+            self.network.deliver();
+        }
+    }
+}
+
+impl Drop for MemoryFabric {
+    fn drop(&mut self) {
+        self.close(Deadline::after(Duration::ZERO));
+    }
+}
