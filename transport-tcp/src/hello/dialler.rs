@@ -43,7 +43,8 @@ impl Dialler {
     /// Begins a hello that asks for `open`. Errors: the system has no random bytes to give.
     pub(crate) fn new(identity: &Identity, open: Open) -> Result<Self> {
         let mut nonce = [0; 32];
-        getrandom::fill(&mut nonce).map_err(|e| Error::new(Kind::Io, format!("the system gave no random bytes: {e}")))?;
+        getrandom::fill(&mut nonce)
+            .map_err(|e| Error::new(Kind::Io, format!("the system gave no random bytes: {e}")))?;
         let tag = message::name_tag(&identity.name);
         let open_bytes = message::write_open(&open, identity.key.is_some(), &tag, &nonce);
         let mut inbox = Inbox::default();
@@ -218,7 +219,10 @@ impl Dialler {
             VerdictCode::Session => refused(Rejection::Session, "belongs to another run than this rank"),
             VerdictCode::Taken => refused(
                 Rejection::Taken,
-                format!("already holds that connection from rank {0}; does another process run as rank {0}?", open.from),
+                format!(
+                    "already holds that connection from rank {0}; does another process run as rank {0}?",
+                    open.from
+                ),
             ),
             VerdictCode::Key => self.wrong_key(),
         })

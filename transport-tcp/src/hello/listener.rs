@@ -178,7 +178,11 @@ impl Listener {
         match judge.admit(&message.open) {
             Admission::Go => {}
             Admission::NotYet => {
-                return Err(self.refuse(ReplyCode::NotYet, Rejection::NotYet, "names a run or group not known here yet"));
+                return Err(self.refuse(
+                    ReplyCode::NotYet,
+                    Rejection::NotYet,
+                    "names a run or group not known here yet",
+                ));
             }
             Admission::Busy => {
                 return Err(self.refuse(ReplyCode::Busy, Rejection::Busy, "found no room for another connection"));
@@ -280,7 +284,10 @@ impl Listener {
             return Err((VerdictCode::Session, Rejection::Session, text.into()));
         }
         if place.taken {
-            let text = format!("asks for a connection that rank {0} already has; does another process run as rank {0}?", open.from);
+            let text = format!(
+                "asks for a connection that rank {0} already has; does another process run as rank {0}?",
+                open.from
+            );
             return Err((VerdictCode::Taken, Rejection::Taken, text));
         }
         Ok(())

@@ -2,12 +2,7 @@
 
 use blake3::Hash;
 
-/// The first bytes of either side in every version of the protocol.
-///
-/// A stream of MLX's ring begins with an array's elements, so this is not what elements look like: every four bytes are
-/// a signalling NaN as `f32` and every second two as `bf16` (no arithmetic gives one), no byte is a `bool`, and as
-/// integers they are large. Text protocols do not send 0xA5 0x7F.
-pub(crate) const MAGIC: [u8; 16] = *b"nu\xA5\x7Fve\xA5\x7Fc!\xA5\x7Fhi\xA5\x7F";
+use super::MAGIC;
 
 /// This version of the protocol.
 pub(super) const VERSION: u16 = 1;
@@ -215,16 +210,8 @@ pub(super) enum VerdictCode {
 }
 
 impl VerdictCode {
-    const ALL: [Self; 8] = [
-        Self::Ok,
-        Self::Size,
-        Self::Connections,
-        Self::NotMe,
-        Self::Taken,
-        Self::Name,
-        Self::Session,
-        Self::Key,
-    ];
+    const ALL: [Self; 8] =
+        [Self::Ok, Self::Size, Self::Connections, Self::NotMe, Self::Taken, Self::Name, Self::Session, Self::Key];
 
     fn code(self) -> u8 {
         match self {
