@@ -1,0 +1,205 @@
+//! [`TcpChannel`]: one TCP connection as a [`Channel`].
+//!
+//! The halves share the socket. Dropping the sending half ends its direction (the peer receives everything that was
+//! sent, then the end); dropping both closes the connection. Nothing is buffered here: what a call takes is the
+//! kernel's.
+
+use std::io::{self, IoSlice};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Weak};
+
+use nuvec_transport::{Channel, Error, Interest, Kind, Park, Peer, Receiver, Result, Sender};
+
+use crate::socket::{Stream, errno_text};
+
+/// The scratch that [`TcpReceiver::try_recv_with`] receives into.
+const SCRATCH: usize = 256 << 10;
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    stream: Stream,
+    peer: Peer,
+}
+
+impl Connection {
+    /// Whether the peer still holds it, as far as is known here.
+    pub(crate) fn is_open(&self) -> bool {
+        self.stream.is_open()
+    }
+
+    /// The error of a call on this connection that failed.
+    fn failed(&self, call: &'static str, e: &io::Error) -> Error {
+        use rustix::io::Errno;
+        let broken = match e.raw_os_error().map(Errno::from_raw_os_error) {
+            // Keep-alive or retransmission gave up; and what Apple's kernels answer to a send on a connection that is
+            // being torn down at that moment.
+            Some(Errno::TIMEDOUT | Errno::PROTOTYPE) => true,
+            _ => false,
+        };
+        if broken {
+            let what = format!("broke the connection ({call}: {})", errno_text(e));
+            return Error::new(Kind::Reset, what).with_peer(&self.peer);
+        }
+        Error::from_io(call, "broke the connection", e).with_peer(&self.peer)
+    }
+}
+
+/// One connection to one peer.
+#[derive(Debug)]
+pub struct TcpChannel {
+    sender: TcpSender,
+    receiver: TcpReceiver,
+}
+
+impl TcpChannel {
+    pub(crate) fn new(stream: Stream, peer: Peer) -> Self {
+        let connection = Arc::new(Connection { stream, peer });
+        Self { sender: TcpSender { connection: Arc::clone(&connection) }, receiver: TcpReceiver::new(connection) }
+    }
+
+    /// The connection, for as long as a half of it lives.
+    pub(crate) fn watch(&self) -> Weak<Connection> {
+        Arc::downgrade(&self.sender.connection)
+    }
+}
+
+impl Channel for TcpChannel {
+    type Sender = TcpSender;
+    type Receiver = TcpReceiver;
+
+    fn split(self) -> (TcpSender, TcpReceiver) {
+        (self.sender, self.receiver)
+    }
+}
+
+/// The sending half of a [`TcpChannel`], or a stripe of a stream to a rank.
+#[derive(Debug)]
+pub struct TcpSender {
+    connection: Arc<Connection>,
+}
+
+impl TcpSender {
+    /// The sender of a connection that is only sent on.
+    pub(crate) fn alone(stream: Stream, peer: Peer) -> Self {
+        Self { connection: Arc::new(Connection { stream, peer }) }
+    }
+}
+
+impl Drop for TcpSender {
+    fn drop(&mut self) {
+        self.connection.stream.shutdown_write();
+    }
+}
+
+impl Sender for TcpSender {
+    /// One sendmsg(2) of at most 1 MiB and 16 parts.
+    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<usize> {
+        self.connection.stream.send(parts).map_err(|e| self.connection.failed("sendmsg", &e))
+    }
+
+    fn park(&self) -> Park<'_> {
+        Park::Fd(self.connection.stream.as_fd(), Interest::Writable)
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.connection.peer
+    }
+}
+
+/// The receiving half of a [`TcpChannel`], or a stripe of a stream from a rank.
+#[derive(Debug)]
+pub struct TcpReceiver {
+    connection: Arc<Connection>,
+    /// Empty until it is needed: a half that receives in place never needs it.
+    scratch: Vec<u8>,
+}
+
+impl TcpReceiver {
+    fn new(connection: Arc<Connection>) -> Self {
+        Self { connection, scratch: Vec::new() }
+    }
+
+    /// The receiver of a connection that is only received on: its other direction is neither used nor ended.
+    pub(crate) fn alone(stream: Stream, peer: Peer) -> Self {
+        Self::new(Arc::new(Connection { stream, peer }))
+    }
+
+    /// The connection, for as long as a half of it lives.
+    pub(crate) fn watch(&self) -> Weak<Connection> {
+        Arc::downgrade(&self.connection)
+    }
+}
+
+fn receive(connection: &Connection, into: &mut [u8]) -> Result<usize> {
+    match connection.stream.recv(into) {
+        Ok(Some(0)) => Err(Error::new(Kind::PeerClosed, "closed the connection").with_peer(&connection.peer)),
+        Ok(n) => Ok(n.unwrap_or(0)),
+        Err(e) => Err(connection.failed("recv", &e)),
+    }
+}
+
+impl Receiver for TcpReceiver {
+    /// One recv(2).
+    fn try_recv(&mut self, into: &mut [u8]) -> Result<usize> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        receive(&self.connection, into)
+    }
+
+    /// One recv(2) of at most 256 KiB.
+    fn try_recv_with(&mut self, max: usize, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<usize> {
+        if max == 0 {
+            return Ok(0);
+        }
+        if self.scratch.is_empty() {
+            self.scratch = vec![0; SCRATCH];
+        }
+        let into = &mut self.scratch[..max.min(SCRATCH)];
+        let n = receive(&self.connection, into)?;
+        if n > 0 {
+            sink(&into[..n])?;
+        }
+        Ok(n)
+    }
+
+    fn park(&self) -> Park<'_> {
+        Park::Fd(self.connection.stream.as_fd(), Interest::Readable)
+    }
+
+    fn peer(&self) -> &Peer {
+        &self.connection.peer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::pair;
+
+    fn channels(address: &str) -> (TcpChannel, TcpChannel) {
+        let (a, b) = pair(address);
+        (TcpChannel::new(a, Peer::new(1, "b:1")), TcpChannel::new(b, Peer::new(0, "a:1")))
+    }
+
+    #[test]
+    fn a_tcp_channel_passes_the_suite_over_ipv4() {
+        nuvec_transport::conformance::suite(&mut || channels("127.0.0.1:0"));
+    }
+
+    #[test]
+    fn a_tcp_channel_passes_the_suite_over_ipv6() {
+        nuvec_transport::conformance::suite(&mut || channels("[::1]:0"));
+    }
+
+    #[test]
+    fn a_watch_ends_with_the_last_half() {
+        let (a, _b) = channels("127.0.0.1:0");
+        let watch = a.watch();
+        let (tx, rx) = a.split();
+        drop(tx);
+        assert!(watch.upgrade().is_some_and(|c| c.is_open()));
+        drop(rx);
+        assert!(watch.upgrade().is_none());
+    }
+}
