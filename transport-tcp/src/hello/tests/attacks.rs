@@ -50,6 +50,16 @@ enum Message {
 }
 
 #[test]
+fn the_hashes_are_over_what_was_on_the_wire_and_say_whose_they_are() {
+    let Recorded { open, reply, proof, verdict } = record();
+    let derived = blake3::derive_key("nuvec-distributed hello 1", SECRET);
+    let (verdict, hash) = verdict.split_at(VERDICT);
+    let dialler = blake3::keyed_hash(&derived, &[&b"dialler"[..], &open, &reply].concat());
+    let listener = blake3::keyed_hash(&derived, &[&b"listener"[..], &open, &reply, verdict].concat());
+    assert_eq!((&proof[..], hash), (&dialler.as_bytes()[..], &listener.as_bytes()[..]));
+}
+
+#[test]
 fn a_recorded_hello_played_again_is_refused_by_a_new_listener() {
     let recorded = record();
     let mut listener = Listener::new(&identity(key()));
