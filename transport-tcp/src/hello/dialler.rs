@@ -2,7 +2,7 @@
 
 use nuvec_transport::{Error, Kind, Rejection, Result};
 
-use super::message::{self, HASH, HEADER, Header, Inbox, LONGEST, OPEN, Open, REPLY, ReplyCode, VERDICT, VERSION};
+use super::message::{self, HASH, HEADER, Header, Inbox, LONGEST, Open, REPLY, ReplyCode, VERDICT, VERSION};
 use super::message::{Verdict, VerdictCode};
 use super::{Identity, MALFORMED, NOT_NUVEC, TOO_MUCH, connections_text, key_text, quoted, size_text, version_text};
 
