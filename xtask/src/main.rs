@@ -1,1 +1,75 @@
-fn main() {}
+//! `cargo xtask`: the workspace's commands.
+//!
+//! They build and start programs, and depend on none of the workspace's crates. What ranks do is the rank binary's
+//! business (package `nuvec-distributed-tests`); here they are started, watched, ended, and their reports are shown.
+
+mod cargo;
+mod ci;
+mod console;
+mod launch;
+mod namespaces;
+mod ports;
+mod ranks;
+mod ring_test;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// What a command returns: an error is one line for the user.
+type Result<T, E = String> = std::result::Result<T, E>;
+
+/// The commands of nuvec's distributed workspace.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Commands,
+}
+
+#[derive(Debug, Subcommand)]
+enum Commands {
+    /// Start a ring of ranks on this machine, check every collective, and print latencies and bandwidths
+    RingTest(ring_test::Options),
+    /// Start N ranks of any program on this machine with MLX's launch environment
+    Launch(launch::Options),
+    /// Run every test that passes on this machine, and say what the ones left out need
+    Test(test::Options),
+    /// Check the rules that the workspace's text must keep (ARCHITECTURE.md's invariants)
+    Tidy(tidy::Options),
+    /// Run what a change must pass: formatting, clippy, documentation, tidy, then `test --all`
+    Ci,
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Commands::RingTest(options) => ring_test::main(&options),
+        Commands::Launch(options) => return launch::main(&options),
+        Commands::Test(options) => test::main(&options),
+        Commands::Tidy(options) => tidy::main(&options),
+        Commands::Ci => ci::main(),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The command line's grammar, for checking the commands that the documentation shows.
+fn grammar() -> clap::Command {
+    Cli::command()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_grammar_is_consistent() {
+        super::grammar().debug_assert();
+    }
+}

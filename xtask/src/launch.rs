@@ -1,0 +1,129 @@
+//! `cargo xtask launch`: N ranks of any program on this machine, with MLX's launch environment.
+
+use std::io::Write;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use crate::console::prefixed;
+use crate::ranks::{Event, Ranks, describe, exit_code};
+use crate::ring_test::{OTHER_LAUNCHES, count, local_nodes, write_hostfile};
+use crate::{Result, ports};
+
+/// How long the others have to end after SIGTERM before they are killed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Options of `launch`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Options {
+    /// How many ranks
+    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = count)]
+    ranks: usize,
+    /// How many connections to each neighbour
+    #[arg(long, value_name = "K", default_value = "1", value_parser = count)]
+    connections: usize,
+    /// The program, and its arguments
+    #[arg(last = true, required = true, num_args = 1.., value_name = "PROGRAM")]
+    program: Vec<String>,
+}
+
+/// The command itself: the exit code is the worst of the ranks'.
+pub(crate) fn main(options: &Options) -> ExitCode {
+    match run(options, &mut std::io::stdout()) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Starts the ranks, passes on their lines, ends all when one fails, and returns the worst exit code.
+fn run(options: &Options, out: &mut dyn Write) -> Result<i32> {
+    let size = options.ranks;
+    // Any program can run here, so there is no starting again: only ports that are free now.
+    let nodes = local_nodes(size, options.connections, &mut ports::draw_free)?;
+    let folder = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;
+    let hostfile = write_hostfile(folder.path(), "hosts.json", &nodes)?;
+    let commands = (0..size).map(|rank| {
+        let mut command = Command::new(&options.program[0]);
+        command.args(&options.program[1..]);
+        // The user's NUVEC_DISTRIBUTED_* settings hold; another launch's variables would contradict this one.
+        for variable in OTHER_LAUNCHES.iter().filter(|v| !v.starts_with("NUVEC_")) {
+            command.env_remove(variable);
+        }
+        command.env("MLX_HOSTFILE", &hostfile).env("MLX_RANK", rank.to_string());
+        command
+    });
+    let mut ranks = Ranks::start(commands)?;
+    let mut worst = 0;
+    let mut end: Option<Instant> = None;
+    while !ranks.all_ended() {
+        match ranks.next(Duration::from_millis(100)) {
+            Some(Event::Line { rank, text }) => {
+                // Without a reader the ranks still run to their end.
+                let _ = out.write_all(&prefixed(rank, size, &text)).and_then(|()| out.flush());
+            }
+            Some(Event::Exit { rank, status }) if !status.success() && end.is_none() => {
+                worst = exit_code(status);
+                let others = if ranks.all_ended() { "" } else { ": ending the others" };
+                let line = format!("{}{others}", describe(status));
+                let _ = out.write_all(&prefixed(rank, size, line.as_bytes()));
+                ranks.terminate_all();
+                end = Some(Instant::now() + GRACE);
+            }
+            // The others' codes count unless they come of our ending them.
+            Some(Event::Exit { status, .. }) if status.code().is_some() => worst = worst.max(exit_code(status)),
+            Some(Event::Exit { .. }) | None => {}
+        }
+        if end.is_some_and(|end| Instant::now() > end) {
+            ranks.kill_all();
+        }
+    }
+    Ok(worst)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(ranks: usize, connections: usize, script: &str) -> (i32, String) {
+        let program = ["sh", "-c", script].map(String::from).to_vec();
+        let mut out = Vec::new();
+        let code = run(&Options { ranks, connections, program }, &mut out).unwrap();
+        (code, String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn every_rank_has_its_number_and_the_same_hostfile() {
+        let (code, text) = launch(3, 2, r#"echo "$MLX_RANK $(cat $MLX_HOSTFILE)""#);
+        assert_eq!(code, 0, "{text}");
+        let mut lines: Vec<_> = text.lines().collect();
+        lines.sort_unstable();
+        let hosts: Vec<_> = lines.iter().map(|line| line.splitn(5, ' ').nth(4).unwrap()).collect();
+        assert!(hosts.iter().all(|h| *h == hosts[0]), "{text}");
+        let nodes: Vec<Vec<String>> = serde_json::from_str(hosts[0]).unwrap();
+        assert_eq!((nodes.len(), nodes[2].len()), (3, 2));
+        for (rank, line) in lines.iter().enumerate() {
+            assert!(line.starts_with(&format!("rank {rank} | {rank} [[")), "{line}");
+        }
+    }
+
+    #[test]
+    fn when_one_fails_all_end_and_the_worst_code_is_returned() {
+        let start = Instant::now();
+        let (code, text) = launch(3, 1, "if [ $MLX_RANK = 1 ]; then exit 7; fi; exec sleep 60");
+        assert_eq!(code, 7);
+        assert_eq!(text, "rank 1 | ended with exit code 7: ending the others\n");
+        assert!(start.elapsed() < Duration::from_secs(30));
+        let (code, _) = launch(2, 1, "if [ $MLX_RANK = 1 ]; then kill -9 $$; fi; exec sleep 60");
+        assert_eq!(code, 137);
+    }
+
+    #[test]
+    fn a_rank_that_ignores_the_request_to_end_is_killed() {
+        let script = "if [ $MLX_RANK = 0 ]; then sleep 0.3; exit 1; fi; trap '' TERM; while :; do sleep 0.1; done";
+        assert_eq!(launch(2, 1, script).0, 1);
+    }
+}

@@ -1,0 +1,484 @@
+//! `cargo xtask ring-test`: a ring of ranks on this machine, checked and measured through the facade.
+//!
+//! This module holds the options and how ranks are started; [`checks`] watches them check, [`kill`] kills one of them,
+//! [`report`] understands their reports and prints tables. What is checked is in the rank binary.
+
+mod checks;
+mod kill;
+mod report;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+
+use crate::ranks::Ranks;
+use crate::{Result, cargo, ports};
+
+/// How often a ring is started again because a port was taken.
+const ATTEMPTS: usize = 5;
+/// The rank binary's exit code when a port of its own was taken (EADDRINUSE's number on Linux).
+const PORT_TAKEN: i32 = 98;
+/// With `--hostfile`, the second group's ports are the file's plus this.
+const SECOND_GROUP: u16 = 1000;
+/// The variables of launches other than a ring's, which an inherited environment might carry.
+pub(crate) const OTHER_LAUNCHES: [&str; 9] = [
+    "MLX_IBV_DEVICES",
+    "MLX_JACCL_COORDINATOR",
+    "MLX_JACCL_RING",
+    "JACCL_IBV_DEVICES",
+    "JACCL_COORDINATOR",
+    "JACCL_RANK",
+    "JACCL_RING",
+    "NUVEC_DISTRIBUTED_NAME",
+    "NUVEC_DISTRIBUTED_WIRE",
+];
+
+/// Options of `ring-test`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Options {
+    /// How many ranks
+    #[arg(long, short = 'n', value_name = "N", default_value = "4", value_parser = count)]
+    pub(crate) ranks: usize,
+    /// How many connections to each neighbour
+    #[arg(long, value_name = "K", default_value = "2", value_parser = count)]
+    pub(crate) connections: usize,
+    /// What the ring runs on
+    #[arg(long, value_enum, default_value = "tcp")]
+    transport: Transport,
+    /// What is spoken on the ring: our own protocol, or MLX's
+    #[arg(long, value_enum, default_value = "native")]
+    wire: Wire,
+    /// Admit only ranks that have this key, of at least 16 bytes; without a value: a random one of 32 bytes
+    #[arg(long, value_name = "KEY", num_args = 0..=1, default_missing_value = "")]
+    pub(crate) key: Option<String>,
+    /// Fewer checks and sizes: a few seconds
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Check and measure these sizes in bytes (such as 8,64K,1M) in place of the built-in ones
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = bytes)]
+    sizes: Vec<u64>,
+    /// Print the result as JSON; everything else goes to standard error
+    #[arg(long)]
+    json: bool,
+    /// Where the data's random numbers begin [default: random, and printed]
+    #[arg(long, value_name = "S")]
+    pub(crate) seed: Option<u64>,
+    /// Kill this rank in the middle of a loop of 16 MiB all-reduces: every survivor must name it within 2 seconds
+    #[arg(long, value_name = "RANK", conflicts_with_all = ["hostfile", "only", "spoil", "sizes"])]
+    pub(crate) kill: Option<usize>,
+    /// Run one rank of a ring over several machines: MLX's hostfile, the same on each. The checks that use a second
+    /// group take the file's ports plus 1000 for it
+    #[arg(long, value_name = "FILE", requires = "rank", conflicts_with_all = ["ranks", "connections"])]
+    hostfile: Option<PathBuf>,
+    /// Which rank of the hostfile this machine runs. Give every machine the same --seed, --key and sizes
+    #[arg(long, value_name = "RANK", requires = "hostfile", requires = "seed")]
+    rank: Option<usize>,
+    /// How long a rank waits for a peer without progress before it fails
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    timeout: Duration,
+    /// End with an error, saying where each rank stands, if it takes longer than this in all
+    #[arg(long, value_name = "SECONDS", default_value = "1200", value_parser = seconds)]
+    deadline: Duration,
+    /// Run only the checks of this name, or whose name begins with it and a slash
+    #[arg(long, value_name = "CHECK")]
+    only: Option<String>,
+    /// Fault switch: change one element of this check's result on the last rank, so that the check must fail
+    #[arg(long, value_name = "CHECK")]
+    pub(crate) spoil: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Transport {
+    Tcp,
+    Rdma,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Wire {
+    Native,
+    Mlx,
+}
+
+/// A number from 1 to 64.
+pub(crate) fn count(text: &str) -> Result<usize> {
+    text.parse().ok().filter(|n| (1..=64).contains(n)).ok_or_else(|| "expected a number from 1 to 64".into())
+}
+
+/// Seconds above 0, fractions allowed.
+fn seconds(text: &str) -> Result<Duration> {
+    let seconds = text.parse().ok().filter(|&s: &f64| s > 0.0);
+    seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).ok_or_else(|| "expected seconds above 0".into())
+}
+
+/// A number of bytes: `8`, `64K`, `16M`, `1G`, in powers of 1024.
+fn bytes(text: &str) -> Result<u64> {
+    let (digits, shift) = match text.char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&text[..at], 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    let wrong = || "expected bytes, such as 8, 64K or 1M, below 1024G".to_string();
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).filter(|&bytes| bytes < 1 << 40).ok_or_else(wrong)
+}
+
+impl Options {
+    /// A quick run of `ranks` ranks with `connections` connections, for [`crate::test`].
+    pub(crate) fn quick(ranks: usize, connections: usize) -> Self {
+        Self {
+            ranks,
+            connections,
+            transport: Transport::Tcp,
+            wire: Wire::Native,
+            key: None,
+            quick: true,
+            sizes: Vec::new(),
+            json: false,
+            seed: None,
+            kill: None,
+            hostfile: None,
+            rank: None,
+            timeout: Duration::from_secs(30),
+            deadline: Duration::from_secs(600),
+            only: None,
+            spoil: None,
+        }
+    }
+
+    /// What cannot be had, or makes no sense.
+    fn validate(&self) -> Result<()> {
+        if self.transport == Transport::Rdma {
+            return Err("--transport rdma comes with the RDMA transport, which this version does not have".into());
+        }
+        if self.wire == Wire::Mlx {
+            return Err("--wire mlx is not in this version yet: --wire native is".into());
+        }
+        match self.kill {
+            Some(_) if self.ranks < 2 => Err("--kill needs at least 2 ranks".into()),
+            Some(kill) if kill >= self.ranks => {
+                Err(format!("--kill {kill}: with {} ranks they are 0 to {}", self.ranks, self.ranks - 1))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The command that repeats this run, with `case` alone if it is given.
+    fn reproduction(&self, seed: u64, case: Option<&str>) -> String {
+        let mut words = vec!["cargo xtask ring-test".to_string()];
+        match (&self.hostfile, self.rank) {
+            (Some(file), Some(rank)) => {
+                words.push(format!("--hostfile {} --rank {rank}", quoted(&file.to_string_lossy())))
+            }
+            _ => words.push(format!("--ranks {} --connections {}", self.ranks, self.connections)),
+        }
+        // Never the key itself: lines like this one end up in logs.
+        words.extend(self.key.as_ref().map(|_| "--key".to_string()));
+        words.extend(self.quick.then(|| "--quick".to_string()));
+        if !self.sizes.is_empty() {
+            let sizes: Vec<_> = self.sizes.iter().map(u64::to_string).collect();
+            words.push(format!("--sizes {}", sizes.join(",")));
+        }
+        words.extend(self.kill.map(|rank| format!("--kill {rank}")));
+        words.push(format!("--seed {seed}"));
+        words.extend(self.spoil.as_ref().map(|case| format!("--spoil {}", quoted(case))));
+        words.extend(case.or(self.only.as_deref()).map(|case| format!("--only {}", quoted(case))));
+        words.join(" ")
+    }
+}
+
+/// A word for a shell.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+/// The command itself.
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    options.validate()?;
+    let program = cargo::build_rank()?;
+    if options.json {
+        run(options, &program, &mut std::io::stderr())
+    } else {
+        run(options, &program, &mut std::io::stdout())
+    }
+}
+
+/// Where ranks run, if not on loopback addresses of this machine.
+#[derive(Debug, Clone)]
+pub(crate) struct Placement {
+    /// Each rank's addresses.
+    pub(crate) nodes: Vec<Vec<String>>,
+    /// Each rank's addresses for the second group.
+    pub(crate) second: Vec<Vec<String>>,
+    /// Each rank's words before the program's name, which bring it there.
+    pub(crate) enter: Vec<Vec<String>>,
+}
+
+/// Runs `options` with the rank binary `program`; what is for people goes to `out`, JSON to standard output.
+pub(crate) fn run(options: &Options, program: &Path, out: &mut (dyn Write + Send)) -> Result<bool> {
+    start_until_ports_are_free(options, program, None, out)
+}
+
+/// As [`run`], with the ranks at `placement`.
+pub(crate) fn run_at(
+    options: &Options,
+    program: &Path,
+    placement: &Placement,
+    out: &mut (dyn Write + Send),
+) -> Result<bool> {
+    start_until_ports_are_free(options, program, Some(placement), out)
+}
+
+fn start_until_ports_are_free(
+    options: &Options,
+    program: &Path,
+    placement: Option<&Placement>,
+    out: &mut (dyn Write + Send),
+) -> Result<bool> {
+    options.validate()?;
+    let seed = options.seed.map_or_else(ports::random_u64, Ok)?;
+    let key = match options.key.as_deref() {
+        Some("") => Some(random_key()?),
+        key => key.map(String::from),
+    };
+    let mut run = Run { options, program, placement, seed, key, folder: None, numbers: Vec::new(), size: 0 };
+    for _ in 0..ATTEMPTS {
+        let ranks = run.start()?;
+        let end = match options.kill {
+            Some(rank) => kill::watch(&run, ranks, rank, out)?,
+            None => checks::watch(&run, ranks, out)?,
+        };
+        match end {
+            End::Passed => return Ok(true),
+            End::Failed => return Ok(false),
+            End::PortTaken if options.hostfile.is_some() => {
+                return Err("a port of this rank is taken: end what holds it, or change the hostfile".into());
+            }
+            End::PortTaken => drop(writeln!(out, "a port was taken: starting again with others")),
+        }
+    }
+    Err(format!("{ATTEMPTS} times in a row a port was taken"))
+}
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Passed,
+    Failed,
+    PortTaken,
+}
+
+/// 32 random bytes in hexadecimal.
+fn random_key() -> Result<String> {
+    let parts: Result<Vec<String>> = (0..4).map(|_| Ok(format!("{:016x}", ports::random_u64()?))).collect();
+    Ok(parts?.concat())
+}
+
+/// One run of the command: what all its attempts share.
+struct Run<'a> {
+    options: &'a Options,
+    program: &'a Path,
+    placement: Option<&'a Placement>,
+    seed: u64,
+    key: Option<String>,
+    /// Where the hostfiles of the present attempt lie.
+    folder: Option<tempfile::TempDir>,
+    /// The ranks that run here, in the order of their processes.
+    numbers: Vec<usize>,
+    /// The number of ranks of the ring.
+    size: usize,
+}
+
+impl Run<'_> {
+    /// Starts the ranks, with ports of their own.
+    fn start(&mut self) -> Result<Ranks> {
+        let (nodes, second) = match (self.placement, &self.options.hostfile) {
+            (Some(placement), _) => (placement.nodes.clone(), placement.second.clone()),
+            (None, Some(file)) => {
+                let nodes = read_hostfile(file)?;
+                let second = shifted(&nodes)?;
+                (nodes, second)
+            }
+            (None, None) => {
+                // Drawn at once, so that the two groups share no port.
+                let mut all = local_nodes(2 * self.options.ranks, self.options.connections, &mut ports::draw)?;
+                let second = all.split_off(self.options.ranks);
+                (all, second)
+            }
+        };
+        self.size = nodes.len();
+        self.numbers = match self.options.rank {
+            Some(rank) if rank >= self.size => {
+                return Err(format!("--rank {rank}: the hostfile's ranks are 0 to {}", self.size - 1));
+            }
+            Some(rank) => vec![rank],
+            None => (0..self.size).collect(),
+        };
+        let folder = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;
+        let hostfile = write_hostfile(folder.path(), "hosts.json", &nodes)?;
+        let second = write_hostfile(folder.path(), "hosts-of-second-group.json", &second)?;
+        let commands: Vec<_> = self.numbers.iter().map(|&rank| self.command(rank, &hostfile, &second)).collect();
+        self.folder = Some(folder);
+        Ranks::start(commands)
+    }
+
+    /// The command that runs a rank.
+    fn command(&self, rank: usize, hostfile: &Path, second: &Path) -> Command {
+        let options = self.options;
+        let mut words = self.placement.map(|p| p.enter[rank].clone()).unwrap_or_default().into_iter();
+        let mut command = match words.next() {
+            Some(first) => {
+                let mut command = Command::new(first);
+                command.args(words).arg(self.program);
+                command
+            }
+            None => Command::new(self.program),
+        };
+        for variable in OTHER_LAUNCHES {
+            command.env_remove(variable);
+        }
+        command.env("MLX_HOSTFILE", hostfile).env("MLX_RANK", rank.to_string());
+        command.env("NUVEC_RING_TEST_HOSTFILE", second);
+        command.env("NUVEC_DISTRIBUTED_TIMEOUT", options.timeout.as_secs_f64().to_string());
+        match &self.key {
+            Some(key) => command.env("NUVEC_DISTRIBUTED_KEY", key),
+            None => command.env_remove("NUVEC_DISTRIBUTED_KEY"),
+        };
+        if options.kill.is_some() {
+            command.arg("loop");
+            return command;
+        }
+        command.args(["check", "--seed", &self.seed.to_string()]);
+        if options.quick {
+            command.arg("--quick");
+        }
+        if !options.sizes.is_empty() {
+            let sizes: Vec<_> = options.sizes.iter().map(u64::to_string).collect();
+            command.args(["--sizes", &sizes.join(",")]);
+        }
+        if let Some(only) = &options.only {
+            command.args(["--only", only]);
+        }
+        if let Some(spoil) = &options.spoil
+            && rank + 1 == self.size
+        {
+            command.args(["--spoil", spoil]);
+        }
+        if options.hostfile.is_none() {
+            command.arg("--one-machine");
+        }
+        command
+    }
+}
+
+/// Addresses on this machine for `ranks` ranks of `connections` connections, with ports from `draw`.
+pub(crate) fn local_nodes(
+    ranks: usize,
+    connections: usize,
+    draw: &mut dyn FnMut(usize) -> Result<Vec<u16>>,
+) -> Result<Vec<Vec<String>>> {
+    let ports = draw(ranks * connections)?;
+    Ok(ports.chunks(connections).map(|of_rank| of_rank.iter().map(|p| format!("127.0.0.1:{p}")).collect()).collect())
+}
+
+/// Writes MLX's hostfile.
+pub(crate) fn write_hostfile(folder: &Path, name: &str, nodes: &[Vec<String>]) -> Result<PathBuf> {
+    let path = folder.join(name);
+    std::fs::write(&path, json!(nodes).to_string()).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(path)
+}
+
+/// Reads MLX's hostfile: only as far as is needed here, the ranks themselves validate it.
+fn read_hostfile(path: &Path) -> Result<Vec<Vec<String>>> {
+    let wrong = |why: String| format!("{}: {why}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
+    let value: Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+    let addresses = |rank: &Value| rank.as_array()?.iter().map(|a| a.as_str().map(String::from)).collect();
+    let nodes = value.as_array().and_then(|ranks| ranks.iter().map(addresses).collect::<Option<Vec<Vec<String>>>>());
+    nodes.filter(|n| !n.is_empty()).ok_or_else(|| wrong("expected a list with a list of \"host:port\" per rank".into()))
+}
+
+/// The same hosts with the second group's ports.
+fn shifted(nodes: &[Vec<String>]) -> Result<Vec<Vec<String>>> {
+    let shift = |address: &String| {
+        let (host, port) = address.rsplit_once(':')?;
+        let port: u16 = port.parse().ok()?;
+        Some(format!("{host}:{}", port.checked_add(SECOND_GROUP)?))
+    };
+    let wrong = |a: &String| format!("{a}: expected host:port with a port below {}", u16::MAX - SECOND_GROUP);
+    nodes.iter().map(|rank| rank.iter().map(|a| shift(a).ok_or_else(|| wrong(a))).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_suffixes_and_limits() {
+        assert_eq!([bytes("8"), bytes("64K"), bytes("3m"), bytes("0")].map(Result::unwrap), [8, 65536, 3 << 20, 0]);
+        for wrong in ["", "K", "-1", "1.5M", "8B", "99999999999G", "2048G"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_this_version_has_not_is_said() {
+        let mut options = Options::quick(4, 1);
+        options.transport = Transport::Rdma;
+        assert!(options.validate().unwrap_err().contains("RDMA transport"));
+        options.transport = Transport::Tcp;
+        options.wire = Wire::Mlx;
+        assert!(options.validate().unwrap_err().contains("not in this version yet"));
+        options.wire = Wire::Native;
+        options.kill = Some(4);
+        assert!(options.validate().unwrap_err().contains("0 to 3"));
+        options.kill = Some(3);
+        options.validate().unwrap();
+    }
+
+    #[test]
+    fn a_reproduction_repeats_every_choice_but_never_shows_the_key() {
+        let mut options = Options::quick(3, 2);
+        options.key = Some("sixteen secret bytes".into());
+        options.sizes = vec![8, 65536];
+        options.spoil = Some("all_sum/float32/1000".into());
+        assert_eq!(
+            options.reproduction(7, Some("all_sum/float32/1000")),
+            "cargo xtask ring-test --ranks 3 --connections 2 --key --quick --sizes 8,65536 --seed 7 \
+             --spoil all_sum/float32/1000 --only all_sum/float32/1000"
+        );
+        options.hostfile = Some("my hosts.json".into());
+        options.rank = Some(1);
+        assert!(options.reproduction(7, None).contains("--hostfile 'my hosts.json' --rank 1"));
+    }
+
+    #[test]
+    fn a_random_key_has_32_bytes_and_is_never_the_same() {
+        let key = random_key().unwrap();
+        assert_eq!(key.len(), 64);
+        assert_ne!(key, random_key().unwrap());
+    }
+
+    #[test]
+    fn hostfiles_are_written_as_mlx_reads_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut port = 6000;
+        let nodes = local_nodes(2, 2, &mut |count| {
+            port += 100;
+            Ok((0..count as u16).map(|i| port + i).collect())
+        });
+        let path = write_hostfile(folder.path(), "hosts.json", &nodes.unwrap()).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, r#"[["127.0.0.1:6100","127.0.0.1:6101"],["127.0.0.1:6102","127.0.0.1:6103"]]"#);
+        assert_eq!(read_hostfile(&path).unwrap().len(), 2);
+        let second = shifted(&[vec!["[fe80::1%en5]:5000".into()]]).unwrap();
+        assert_eq!(second, [["[fe80::1%en5]:6000"]]);
+        assert!(shifted(&[vec!["a:65000".into()]]).is_err());
+        assert!(read_hostfile(folder.path()).is_err());
+    }
+}

@@ -1,0 +1,240 @@
+//! `cargo xtask test`: everything that passes on this machine, in parts; a part that cannot run here says what it needs.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use clap::Args;
+
+use crate::{Result, cargo, namespaces, ring_test};
+
+/// Options of `test`.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct Options {
+    /// Fail if a part is left out because this machine lacks something
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Add the long products: ignored tests, and every number of ranks and connections with every size
+    #[arg(long)]
+    pub(crate) exhaustive: bool,
+}
+
+/// How a part ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    /// With what it printed, if that was not shown yet.
+    Failed(String),
+    /// With what it needs.
+    Skipped(String),
+}
+
+/// Counts of parts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Tally {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
+}
+
+impl Tally {
+    /// Counts an outcome and prints what there is to say about it.
+    fn add(&mut self, name: &str, outcome: &Outcome, seconds: f64, out: &mut dyn Write) -> std::io::Result<()> {
+        match outcome {
+            Outcome::Passed => {
+                self.passed += 1;
+                writeln!(out, "passed   {name} ({seconds:.1} s)")
+            }
+            Outcome::Failed(text) => {
+                self.failed += 1;
+                write!(out, "{text}")?;
+                writeln!(out, "FAILED   {name} ({seconds:.1} s)")
+            }
+            Outcome::Skipped(needs) => {
+                self.skipped += 1;
+                writeln!(out, "left out {name}: it needs {needs}")
+            }
+        }
+    }
+
+    /// Whether that is good enough.
+    fn good(self, all: bool) -> bool {
+        self.failed == 0 && !(all && self.skipped > 0)
+    }
+}
+
+/// The command itself.
+pub(crate) fn main(options: &Options) -> Result<bool> {
+    let mut out = std::io::stdout();
+    let mut tally = Tally::default();
+    let start = Instant::now();
+    let mut part = |name: &str, work: &mut dyn FnMut() -> Result<Outcome>| {
+        let start = Instant::now();
+        let outcome = work().unwrap_or_else(|e| Outcome::Failed(format!("error: {e}\n")));
+        let _ = tally.add(name, &outcome, start.elapsed().as_secs_f64(), &mut out);
+        outcome
+    };
+
+    let mut rank = None;
+    part("build", &mut || {
+        // The build of the tests makes the rank binary too: nothing is built twice.
+        rank = Some(cargo::rank_binary(&cargo::build(&["test", "--no-run", "--profile", "ci", "--workspace"])?)?);
+        Ok(Outcome::Passed)
+    });
+    part("unit, integration and documentation tests", &mut || workspace_tests(&[], &[]));
+    if options.exhaustive {
+        part("long tests", &mut || workspace_tests(&["--lib", "--bins", "--tests"], &["--ignored"]));
+    }
+    if let Some(rank) = &rank {
+        for (name, run, expected) in rings(options.exhaustive) {
+            part(&name, &mut || ring(&run, rank, &expected));
+        }
+        part("ring-test in network namespaces, IPv4 and scoped IPv6", &mut || match namespaces::missing() {
+            Some(needs) => Ok(Outcome::Skipped(needs)),
+            None => captured(|out| namespaces::ring_test(rank, out)),
+        });
+    }
+    println!("took {:.0} s", start.elapsed().as_secs_f64());
+    if options.all && tally.skipped > 0 {
+        println!("--all: what was left out counts as a failure");
+    }
+    println!("{} passed, {} failed, {} skipped", tally.passed, tally.failed, tally.skipped);
+    Ok(tally.good(options.all))
+}
+
+/// `cargo test` over the workspace, whose output is shown as it comes.
+fn workspace_tests(targets: &[&str], harness: &[&str]) -> Result<Outcome> {
+    let mut test = cargo::cargo(&["test", "--profile", "ci", "--workspace", "--no-fail-fast"]);
+    test.args(targets);
+    // Said once, by the build.
+    if let Some((flag, _)) = cargo::rust_version_flag()? {
+        test.arg(flag);
+    }
+    test.arg("--").args(harness);
+    Ok(if cargo::run(&mut test)? { Outcome::Passed } else { Outcome::Failed(String::new()) })
+}
+
+/// What a run of `ring-test` must come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Expected {
+    Pass,
+    /// To fail, with these words in what it prints.
+    Failure(Vec<String>),
+}
+
+/// The runs of `ring-test`, with names.
+fn rings(exhaustive: bool) -> Vec<(String, ring_test::Options, Expected)> {
+    let mut runs = Vec::new();
+    let mut add = |options: ring_test::Options, expected| {
+        let mut name = format!("ring-test --ranks {} --connections {}", options.ranks, options.connections);
+        name += if options.quick { " --quick" } else { "" };
+        name += if options.key.is_some() { " --key" } else { "" };
+        name += &options.kill.map(|rank| format!(" --kill {rank}")).unwrap_or_default();
+        name += &options.spoil.as_ref().map(|case| format!(" --spoil {case}, which must fail")).unwrap_or_default();
+        runs.push((name, options, expected));
+    };
+    for (ranks, connections, key) in [
+        (1, 1, false),
+        (2, 1, false),
+        (2, 2, true),
+        (3, 2, false),
+        (4, 2, false),
+        (4, 3, true),
+        (5, 1, false),
+        (8, 2, false),
+    ] {
+        let mut options = ring_test::Options::quick(ranks, connections);
+        options.key = key.then(String::new);
+        add(options, Expected::Pass);
+    }
+    for (ranks, connections, kill, key) in
+        [(4, 2, 2, false), (4, 2, 2, true), (4, 1, 0, false), (2, 2, 1, false), (5, 1, 4, false)]
+    {
+        let mut options = ring_test::Options::quick(ranks, connections);
+        options.kill = Some(kill);
+        options.key = key.then(String::new);
+        add(options, Expected::Pass);
+    }
+    let mut spoiled = ring_test::Options::quick(2, 1);
+    let case = "all_sum/float32/1000";
+    spoiled.spoil = Some(case.into());
+    spoiled.seed = Some(7);
+    let again = spoiled_reproduction(case);
+    add(spoiled, Expected::Failure(vec![format!("failed: {case} on rank 1"), again]));
+    if exhaustive {
+        for ranks in 1..=8 {
+            for connections in 1..=3 {
+                for key in [false, true] {
+                    let mut options = ring_test::Options::quick(ranks, connections);
+                    options.quick = false;
+                    options.key = key.then(String::new);
+                    add(options, Expected::Pass);
+                }
+            }
+        }
+    }
+    runs
+}
+
+/// The line by which the spoiled run must say how to repeat it.
+fn spoiled_reproduction(case: &str) -> String {
+    format!("reproduce: cargo xtask ring-test --ranks 2 --connections 1 --quick --seed 7 --spoil {case} --only {case}")
+}
+
+/// Runs `ring-test`, whose output is shown only if it did not come to what is expected.
+fn ring(options: &ring_test::Options, rank: &Path, expected: &Expected) -> Result<Outcome> {
+    let mut text = Vec::new();
+    let passed = ring_test::run(options, rank, &mut text)?;
+    Ok(judge(passed, &String::from_utf8_lossy(&text), expected))
+}
+
+fn judge(passed: bool, text: &str, expected: &Expected) -> Outcome {
+    let good = match expected {
+        Expected::Pass => passed,
+        Expected::Failure(words) => !passed && words.iter().all(|w| text.contains(w)),
+    };
+    if good { Outcome::Passed } else { Outcome::Failed(text.to_string()) }
+}
+
+/// Runs `work`, whose output is shown only if it fails.
+fn captured(work: impl FnOnce(&mut (dyn Write + Send)) -> Result<bool>) -> Result<Outcome> {
+    let mut text = Vec::new();
+    let passed = work(&mut text)?;
+    Ok(judge(passed, &String::from_utf8_lossy(&text), &Expected::Pass))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_fails_only_with_all_and_says_what_it_needs() {
+        let mut tally = Tally::default();
+        let mut out = Vec::new();
+        tally.add("a", &Outcome::Passed, 1.25, &mut out).unwrap();
+        tally.add("b", &Outcome::Skipped("root".into()), 0.0, &mut out).unwrap();
+        assert!(tally.good(false) && !tally.good(true));
+        tally.add("c", &Outcome::Failed("why\n".into()), 2.0, &mut out).unwrap();
+        assert!(!tally.good(false));
+        assert_eq!(tally, Tally { passed: 1, failed: 1, skipped: 1 });
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text, "passed   a (1.2 s)\nleft out b: it needs root\nwhy\nFAILED   c (2.0 s)\n");
+    }
+
+    #[test]
+    fn a_run_that_must_fail_must_do_so_for_the_expected_reason() {
+        let expected = Expected::Failure(vec!["x".into(), "y".into()]);
+        assert_eq!(judge(false, "x y", &expected), Outcome::Passed);
+        assert_eq!(judge(true, "x y", &expected), Outcome::Failed("x y".into()));
+        assert_eq!(judge(false, "x", &expected), Outcome::Failed("x".into()));
+        assert_eq!(judge(false, "", &Expected::Pass), Outcome::Failed(String::new()));
+    }
+
+    #[test]
+    fn names_of_runs_are_commands_that_differ() {
+        let runs = rings(true);
+        let names: std::collections::BTreeSet<_> = runs.iter().map(|run| &run.0).collect();
+        assert_eq!(names.len(), runs.len());
+        assert!(names.contains(&"ring-test --ranks 4 --connections 2 --quick --key --kill 2".to_string()));
+    }
+}
