@@ -210,6 +210,23 @@ impl Error {
         &self.inner.what
     }
 
+    /// The line without who reports it, the call and the peer's name: what this rank tells the others, who add theirs.
+    pub fn phrase(&self) -> String {
+        let Inner { what, lane, progress, call, advice, .. } = &*self.inner;
+        let mut details = Vec::new();
+        details.extend(lane.map(|lane| format!("lane {lane}")));
+        details.extend(progress.map(|(done, total)| format!("{done} of {total} bytes done")));
+        details.extend(call.as_ref().map(|(call, _, text)| format!("{call}: {text}")));
+        let mut phrase = what.to_string();
+        if !details.is_empty() {
+            phrase += &format!(" ({})", details.join(", "));
+        }
+        if let Some(advice) = advice {
+            phrase += &format!("; {advice}");
+        }
+        phrase
+    }
+
     /// The rank that reports the error.
     pub fn rank(&self) -> Option<usize> {
         self.inner.rank
@@ -253,7 +270,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { what, rank, peer, operation, lane, progress, call, advice, cause, .. } = &*self.inner;
+        let Inner { what, rank, peer, operation, cause, .. } = &*self.inner;
         if let Some(rank) = rank {
             write!(f, "rank {rank}: ")?;
         }
@@ -266,18 +283,7 @@ impl fmt::Display for Error {
         if let Some(peer) = peer {
             write!(f, "{peer} ")?;
         }
-        f.write_str(what)?;
-        let mut details = Vec::new();
-        details.extend(lane.map(|lane| format!("lane {lane}")));
-        details.extend(progress.map(|(done, total)| format!("{done} of {total} bytes done")));
-        details.extend(call.as_ref().map(|(call, _, text)| format!("{call}: {text}")));
-        if !details.is_empty() {
-            write!(f, " ({})", details.join(", "))?;
-        }
-        if let Some(advice) = advice {
-            write!(f, "; {advice}")?;
-        }
-        Ok(())
+        f.write_str(&self.phrase())
     }
 }
 

@@ -83,6 +83,8 @@ pub trait Fabric: Send + Sync + 'static {
     fn connections(&self) -> usize;
     /// A rank, with the address by which it is known here.
     fn peer(&self, rank: usize) -> Peer;
+    /// The longest that an operation waits without progress: the largest that any rank asked for when the ring formed.
+    fn timeout(&self) -> Duration;
     /// The smallest number of processors that any rank announced when the ring formed.
     fn min_cores(&self) -> usize;
 

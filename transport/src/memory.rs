@@ -165,6 +165,7 @@ struct Network {
     ranks: Vec<Mutex<Rank>>,
     capacity: usize,
     connections: usize,
+    timeout: Duration,
     start: Instant,
     /// Control messages and link ends that are under way, so that no handler is called from within another.
     mail: Mutex<Mail>,
@@ -197,8 +198,13 @@ pub struct MemoryFabric {
 }
 
 /// Forms a group of `handlers.len()` ranks (at least two) with `connections` channels per neighbour, each direction
-/// holding `capacity` bytes.
-pub fn network(handlers: Vec<Box<dyn ControlHandler>>, connections: usize, capacity: usize) -> Vec<MemoryFabric> {
+/// holding `capacity` bytes, and operations that wait for `timeout` without progress.
+pub fn network(
+    handlers: Vec<Box<dyn ControlHandler>>,
+    connections: usize,
+    capacity: usize,
+    timeout: Duration,
+) -> Vec<MemoryFabric> {
     let n = handlers.len();
     let mut lefts: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
     let mut rights: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
@@ -223,6 +229,7 @@ pub fn network(handlers: Vec<Box<dyn ControlHandler>>, connections: usize, capac
         ranks: ranks.collect(),
         capacity,
         connections,
+        timeout,
         start: Instant::now(),
         mail: Mutex::default(),
     });
@@ -301,6 +308,10 @@ impl Fabric for MemoryFabric {
 
     fn peer(&self, rank: usize) -> Peer {
         peer_of(rank)
+    }
+
+    fn timeout(&self) -> Duration {
+        self.network.timeout
     }
 
     fn min_cores(&self) -> usize {

@@ -1,0 +1,208 @@
+//! Point-to-point: messages on one-way streams of their own, never on the ring's connections.
+//!
+//! A stream has `k` stripes. A message is a header `{ sequence u64, bytes u64 }` (little-endian) on stripe 0, then
+//! `per = max(1024, ⌈bytes/k⌉)` bytes on each stripe, stripe i carrying bytes `[i·per, (i+1)·per)` of the data: MLX's cut
+//! of `send` and `recv` (`mlx/distributed/ring/ring.cpp`).
+
+use std::io::IoSlice;
+
+use nuvec_transport::{Error, Kind, Park, Receiver, Result, Sender};
+
+use crate::drive::{Awaited, Task};
+
+/// The header's length in bytes.
+const HEADER: usize = 16;
+/// The least that a stripe carries, unless the message ends before.
+const MIN_STRIPE: usize = 1024;
+/// The most bytes handed to a channel at once.
+const MAX_IO: usize = 1 << 20;
+
+/// How many bytes each of `stripes` carries of a message of `bytes`.
+fn per_stripe(bytes: usize, stripes: usize) -> usize {
+    bytes.div_ceil(stripes).max(MIN_STRIPE)
+}
+
+fn header(sequence: u64, bytes: usize) -> [u8; HEADER] {
+    let mut h = [0; HEADER];
+    h[..8].copy_from_slice(&sequence.to_le_bytes());
+    h[8..].copy_from_slice(&(bytes as u64).to_le_bytes());
+    h
+}
+
+/// One stripe of a message on its way out.
+pub(crate) struct SendStripe<'a, S> {
+    index: usize,
+    tx: &'a mut S,
+    header: [u8; HEADER],
+    /// Where the header begins: stripes other than the first send none.
+    header_sent: usize,
+    data: &'a [u8],
+    sent: usize,
+    flushed: bool,
+}
+
+/// The stripes that carry `data` as message `sequence`.
+pub(crate) fn send<'a, S: Sender>(txs: &'a mut [S], sequence: u64, data: &'a [u8]) -> Vec<SendStripe<'a, S>> {
+    let per = per_stripe(data.len(), txs.len());
+    let head = header(sequence, data.len());
+    let part = |i: usize| data.get(i * per..).map_or(&[] as &[u8], |rest| &rest[..rest.len().min(per)]);
+    txs.iter_mut()
+        .enumerate()
+        .map(|(index, tx)| SendStripe {
+            index,
+            tx,
+            header: head,
+            header_sent: if index == 0 { 0 } else { HEADER },
+            data: part(index),
+            sent: 0,
+            flushed: index > 0 && part(index).is_empty(),
+        })
+        .collect()
+}
+
+impl<S: Sender> Task for SendStripe<'_, S> {
+    fn step(&mut self) -> Result<bool> {
+        let header = &self.header[self.header_sent..];
+        let data = &self.data[self.sent..];
+        let data = &data[..data.len().min(MAX_IO)];
+        let mut n = 0;
+        if !header.is_empty() || !data.is_empty() {
+            n = self.tx.try_send(&[IoSlice::new(header), IoSlice::new(data)])?;
+            let of_header = n.min(header.len());
+            self.header_sent += of_header;
+            self.sent += n - of_header;
+        }
+        if self.header_sent == HEADER && self.sent == self.data.len() {
+            self.flushed = self.tx.try_flush()?;
+        }
+        Ok(n > 0 || self.flushed)
+    }
+
+    fn done(&self) -> bool {
+        self.flushed
+    }
+
+    fn parks<'a>(&'a self, parks: &mut Vec<Park<'a>>) {
+        parks.push(self.tx.park());
+    }
+
+    fn awaited(&self) -> Awaited<'_> {
+        Awaited {
+            peer: self.tx.peer(),
+            what: "took nothing: it may not have called recv yet (ranks that all send first may wait for each other)",
+            lane: self.index,
+            done: self.sent as u64,
+            total: self.data.len() as u64,
+        }
+    }
+}
+
+/// A message's header on its way in: nothing of another message is taken for data.
+pub(crate) struct RecvHeader<'a, R> {
+    rx: &'a mut R,
+    expected: [u8; HEADER],
+    header: [u8; HEADER],
+    got: usize,
+}
+
+impl<'a, R: Receiver> RecvHeader<'a, R> {
+    /// The header of message `sequence` of `bytes`, on stripe 0.
+    pub(crate) fn new(rx: &'a mut R, sequence: u64, bytes: usize) -> Self {
+        Self { rx, expected: header(sequence, bytes), header: [0; HEADER], got: 0 }
+    }
+}
+
+impl<R: Receiver> Task for RecvHeader<'_, R> {
+    fn step(&mut self) -> Result<bool> {
+        let n = self.rx.try_recv(&mut self.header[self.got..])?;
+        self.got += n;
+        if self.done() && self.header != self.expected {
+            let word = |h: &[u8; HEADER], at: usize| u64::from_le_bytes(std::array::from_fn(|i| h[at + i]));
+            let text = format!(
+                "is in send #{} of {} bytes while this rank is in recv #{} of {} bytes; the arrays' dtype or shape \
+                 probably differ",
+                word(&self.header, 0),
+                word(&self.header, 8),
+                word(&self.expected, 0),
+                word(&self.expected, 8),
+            );
+            return Err(Error::new(Kind::Mismatch, text).with_peer(self.rx.peer()));
+        }
+        Ok(n > 0)
+    }
+
+    fn done(&self) -> bool {
+        self.got == HEADER
+    }
+
+    fn parks<'a>(&'a self, parks: &mut Vec<Park<'a>>) {
+        parks.push(self.rx.park());
+    }
+
+    fn awaited(&self) -> Awaited<'_> {
+        Awaited { peer: self.rx.peer(), what: NOTHING_SENT, lane: 0, done: 0, total: 0 }
+    }
+}
+
+const NOTHING_SENT: &str = "sent nothing";
+
+/// One stripe of a message's data on its way in.
+pub(crate) struct RecvStripe<'a, R> {
+    index: usize,
+    rx: &'a mut R,
+    into: &'a mut [u8],
+    got: usize,
+}
+
+/// The stripes that bring a message's data, once its header has come.
+pub(crate) fn receive<'a, R: Receiver>(rxs: &'a mut [R], data: &'a mut [u8]) -> Vec<RecvStripe<'a, R>> {
+    let per = per_stripe(data.len(), rxs.len());
+    let mut rest = data;
+    let mut stripes = Vec::with_capacity(rxs.len());
+    for (index, rx) in rxs.iter_mut().enumerate() {
+        let (into, after) = rest.split_at_mut(rest.len().min(per));
+        rest = after;
+        stripes.push(RecvStripe { index, rx, into, got: 0 });
+    }
+    stripes
+}
+
+impl<R: Receiver> Task for RecvStripe<'_, R> {
+    fn step(&mut self) -> Result<bool> {
+        let end = self.into.len().min(self.got + MAX_IO);
+        let n = self.rx.try_recv(&mut self.into[self.got..end])?;
+        self.got += n;
+        Ok(n > 0)
+    }
+
+    fn done(&self) -> bool {
+        self.got == self.into.len()
+    }
+
+    fn parks<'a>(&'a self, parks: &mut Vec<Park<'a>>) {
+        parks.push(self.rx.park());
+    }
+
+    fn awaited(&self) -> Awaited<'_> {
+        Awaited {
+            peer: self.rx.peer(),
+            what: NOTHING_SENT,
+            lane: self.index,
+            done: self.got as u64,
+            total: self.into.len() as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stripes_are_mlxs() {
+        assert_eq!(per_stripe(0, 3), 1024);
+        assert_eq!(per_stripe(2048, 2), 1024);
+        assert_eq!(per_stripe(2049, 2), 1025);
+        assert_eq!(per_stripe(10_000, 3), 3334);
+    }
+}
