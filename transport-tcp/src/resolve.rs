@@ -168,7 +168,6 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(10));
         let all = within(&Address::new("localhost", 5000), deadline).unwrap();
         assert!(!all.is_empty() && all.iter().all(|a| a.ip().is_loopback() && a.port() == 5000), "{all:?}");
-        assert!(within(&Address::new("localhost", 5000), Deadline::after(Duration::ZERO)).is_err());
     }
 
     #[test]

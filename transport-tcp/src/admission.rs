@@ -1,0 +1,116 @@
+//! Who may come in: the service thread's answers to a hello, and where a connection goes that was granted.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use nuvec_transport::{GroupId, Rejection};
+
+use crate::channel::TcpChannel;
+use crate::context::{Context, NO_SESSION};
+use crate::control::{Control, FROM_LEFT};
+use crate::forming::{Forming, Refusals};
+use crate::hello::{Admission as Answer, Dropped, Judge, Open, Place, Role};
+use crate::log::{Warning, step};
+use crate::pending::Door;
+use crate::socket::Stream;
+use crate::streams::Streams;
+
+/// The parts of the service that a new connection concerns, for one round of its loop.
+pub(crate) struct Admission<'a> {
+    pub(crate) context: &'a Context,
+    /// The group, while it forms.
+    pub(crate) forming: Option<&'a mut Forming>,
+    /// The run, once the group has formed.
+    pub(crate) session: [u8; 16],
+    pub(crate) control: &'a mut Control,
+    pub(crate) streams: &'a Streams,
+    pub(crate) refusals: &'a mut Refusals,
+    pub(crate) strangers: &'a mut Warning,
+    pub(crate) now: Instant,
+}
+
+/// A stream's key and stripe, as its sender names them.
+fn stripe(open: &Open) -> ((GroupId, usize), usize) {
+    ((GroupId(open.group), open.from as usize), open.index.into())
+}
+
+impl Judge for Admission<'_> {
+    fn admit(&mut self, open: &Open) -> Answer {
+        let known = match open.role {
+            Role::P2p => self.forming.is_none() && self.streams.accepts(GroupId(open.group)),
+            Role::Control | Role::Ring => GroupId(open.group) == GroupId::ROOT,
+            Role::Bootstrap => false,
+        };
+        match known {
+            false => Answer::NotYet,
+            true if open.role == Role::P2p && !self.streams.has_room() => Answer::Busy,
+            true => Answer::Go,
+        }
+    }
+
+    fn place(&mut self, open: &Open) -> Place {
+        let taken = match (open.role, &self.forming) {
+            (Role::P2p, _) => {
+                let (key, index) = stripe(open);
+                self.streams.is_taken(key, index)
+            }
+            (Role::Control, Some(_)) => !self.control.is_free(FROM_LEFT),
+            (Role::Ring, Some(forming)) => forming.is_taken(open.index.into()),
+            // A ring that has formed takes no other connection, even once one has ended.
+            _ => true,
+        };
+        Place {
+            rank: u32::try_from(self.context.rank).unwrap_or(u32::MAX),
+            left: u32::try_from(self.context.left()).unwrap_or(u32::MAX),
+            size: u32::try_from(self.context.size).unwrap_or(u32::MAX),
+            connections: u16::try_from(self.context.connections).unwrap_or(u16::MAX),
+            session: if self.forming.is_some() { NO_SESSION } else { self.session },
+            taken,
+        }
+    }
+}
+
+impl Door for Admission<'_> {
+    fn enter(&mut self, stream: Stream, open: Open) {
+        let (from, index) = (open.from as usize, usize::from(open.index));
+        // The hello has checked both; anything else would be dropped here.
+        if from >= self.context.size || index >= self.context.connections {
+            return;
+        }
+        let peer = self.context.peer(from, index);
+        step!(
+            self.context.options.verbose,
+            "rank {}: {peer} connected ({} {index})",
+            self.context.rank,
+            open.role.name()
+        );
+        match (open.role, &mut self.forming) {
+            (Role::Control, Some(_)) => self.control.granted(stream, peer),
+            (Role::Ring, Some(forming)) => forming.granted(index, TcpChannel::new(stream, peer)),
+            (Role::P2p, _) => self.streams.arrived((GroupId(open.group), from), index, stream, peer),
+            _ => {}
+        }
+    }
+
+    fn turned_away(&mut self, from: SocketAddr, dropped: Dropped) {
+        let Dropped { text, open, rejection } = dropped;
+        match (rejection, open) {
+            (None, _) => {
+                let text = format!("rank {}: dropped a connection: {from} {text}", self.context.rank);
+                self.strangers.say(self.now, &text);
+            }
+            // Those come again.
+            (Some(Rejection::NotYet | Rejection::Busy), _) => {}
+            (Some(_), open) => {
+                let who = match open {
+                    Some(open) => format!("{} (as rank {})", from.ip(), open.from),
+                    None => from.ip().to_string(),
+                };
+                step!(self.context.options.verbose, "rank {}: refused: {who} {text}", self.context.rank);
+                if self.forming.is_some() {
+                    self.refusals.add(format!("{who} {text}"));
+                }
+            }
+        }
+    }
+}

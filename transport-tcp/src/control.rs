@@ -1,0 +1,290 @@
+//! The control links of this rank and the handler that reads them.
+//!
+//! Calls the handler, moves its messages, and reports what the transport itself must know: cards, ended links, and that
+//! the root group failed. Understands none of the handler's messages.
+
+use std::time::{Duration, Instant};
+
+use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox};
+use rustix::event::{PollFd, Timespec, poll};
+
+use crate::link::{Frame, FrameKind, Link};
+use crate::socket::Stream;
+
+/// The link that this rank dialled.
+pub(crate) const TO_RIGHT: usize = 0;
+/// The link that it accepted.
+pub(crate) const FROM_LEFT: usize = 1;
+
+/// How long an ended link's peer may take to end its direction too: closing over unread bytes would reset the
+/// connection, and what it has not read yet might be lost.
+const LINGER: Duration = Duration::from_millis(300);
+/// The shortest time between two ticks.
+const SHORTEST_TICK: Duration = Duration::from_millis(1);
+
+#[derive(Debug)]
+enum Slot {
+    Empty,
+    /// Granted, but the dialler has not shown yet that it knows: its own first frame does.
+    Silent(Link),
+    Up(Link),
+    Ended,
+}
+
+/// What happened on the links.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    /// Links that are up now.
+    pub(crate) up: Vec<usize>,
+    /// Cards, with the link that they came on.
+    pub(crate) cards: Vec<(usize, Vec<u8>)>,
+    /// Links that ended. The handler has not been told: see [`Control::tell_ended`].
+    pub(crate) ended: Vec<(usize, Error)>,
+}
+
+/// The control links and their handler.
+pub(crate) struct Control {
+    handler: Box<dyn ControlHandler>,
+    slots: [Slot; 2],
+    began: Instant,
+    ticked: Instant,
+    poisoned: Option<Error>,
+    /// Ended links that no caller has been told of.
+    ended: Vec<(usize, Error)>,
+}
+
+impl Control {
+    pub(crate) fn new(handler: Box<dyn ControlHandler>, began: Instant) -> Self {
+        Self { handler, slots: [Slot::Empty, Slot::Empty], began, ticked: began, poisoned: None, ended: Vec::new() }
+    }
+
+    /// The root group's first failure, as the handler reported it.
+    pub(crate) fn poisoned(&self) -> Option<&Error> {
+        self.poisoned.as_ref()
+    }
+
+    /// Whether the link is up.
+    pub(crate) fn is_up(&self, index: usize) -> bool {
+        matches!(self.slots[index], Slot::Up(_))
+    }
+
+    /// Whether the link has ended.
+    pub(crate) fn has_ended(&self, index: usize) -> bool {
+        matches!(self.slots[index], Slot::Ended)
+    }
+
+    /// Whether another connection may become that link: there is none yet, or one that ended before its dialler used it.
+    pub(crate) fn is_free(&self, index: usize) -> bool {
+        match &self.slots[index] {
+            Slot::Empty => true,
+            Slot::Silent(link) => !link.is_open(),
+            Slot::Up(_) | Slot::Ended => false,
+        }
+    }
+
+    /// Takes the link that this rank dialled: it is up.
+    pub(crate) fn dialled(&mut self, stream: Stream, peer: nuvec_transport::Peer, now: Instant) {
+        self.slots[TO_RIGHT] = Slot::Up(Link::new(stream, peer));
+        self.tell_up(TO_RIGHT, now);
+    }
+
+    /// Takes a link that was granted to the left: it is up at its first frame.
+    pub(crate) fn granted(&mut self, stream: Stream, peer: nuvec_transport::Peer) {
+        self.slots[FROM_LEFT] = Slot::Silent(Link::new(stream, peer));
+    }
+
+    fn tell_up(&mut self, index: usize, now: Instant) {
+        if let Slot::Up(link) = &self.slots[index] {
+            let peer = link.peer().clone();
+            self.call(now, |handler, now, out| handler.link_up(link_id(index), &peer, now, out));
+        }
+    }
+
+    /// Tells the handler that a link ended.
+    pub(crate) fn tell_ended(&mut self, index: usize, why: &Error, now: Instant) {
+        self.call(now, |handler, now, out| handler.link_ended(link_id(index), why, now, out));
+    }
+
+    /// Tells the handler that forming is over.
+    pub(crate) fn tell_formed(&mut self, now: Instant) {
+        self.call(now, |handler, now, out| handler.formed(now, out));
+    }
+
+    /// Tells the handler that forming failed.
+    pub(crate) fn tell_failed(&mut self, why: &Error, now: Instant) {
+        self.call(now, |handler, now, out| handler.forming_failed(why, now, out));
+    }
+
+    /// Calls the handler's tick.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        self.ticked = now;
+        self.call(now, |handler, now, out| handler.tick(now, out));
+    }
+
+    /// When the next tick is due.
+    pub(crate) fn timer(&self) -> Instant {
+        let interval = self.handler.tick_interval().max(SHORTEST_TICK).min(Duration::from_secs(3600));
+        self.ticked + interval
+    }
+
+    /// Calls the handler and queues what it wants sent.
+    fn call(&mut self, now: Instant, call: impl FnOnce(&mut dyn ControlHandler, Duration, &mut Outbox)) {
+        let mut out = Outbox::default();
+        call(&mut *self.handler, now.saturating_duration_since(self.began), &mut out);
+        for (group, error) in out.poisoned {
+            if group == GroupId::ROOT {
+                self.poisoned.get_or_insert(error);
+            }
+        }
+        for (link, message) in out.messages {
+            self.send(link.0 as usize, FrameKind::Message, &message);
+        }
+    }
+
+    /// Queues a frame; dropped if the link is not up.
+    pub(crate) fn send(&mut self, index: usize, kind: FrameKind, payload: &[u8]) {
+        let Some(Slot::Up(link)) = self.slots.get_mut(index) else { return };
+        match link.push(kind, payload) {
+            Ok(()) => {}
+            Err(e) if e.kind() == Kind::Misuse => tracing::error!("{e}"),
+            Err(e) => self.end(index, e),
+        }
+    }
+
+    fn end(&mut self, index: usize, why: Error) {
+        self.slots[index] = Slot::Ended;
+        self.ended.push((index, why));
+    }
+
+    /// What the owner must wait for.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.links().map(Link::source)
+    }
+
+    fn links(&self) -> impl Iterator<Item = &Link> {
+        self.slots.iter().filter_map(|slot| match slot {
+            Slot::Silent(link) | Slot::Up(link) => Some(link),
+            Slot::Empty | Slot::Ended => None,
+        })
+    }
+
+    /// Reads what came, with the handler called for each message, and writes what waits.
+    pub(crate) fn step(&mut self, now: Instant) -> Events {
+        let mut events = Events::default();
+        for index in [TO_RIGHT, FROM_LEFT] {
+            self.read(index, now, &mut events);
+        }
+        self.write();
+        events.ended = self.take_ended();
+        events
+    }
+
+    /// Links that ended since the last step: those that nothing more could be queued for, or written to.
+    pub(crate) fn take_ended(&mut self) -> Vec<(usize, Error)> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Writes what waits, as far as the links take it.
+    pub(crate) fn write(&mut self) {
+        for index in [TO_RIGHT, FROM_LEFT] {
+            if let Slot::Up(link) = &mut self.slots[index]
+                && let Err(e) = link.write()
+            {
+                self.end(index, e);
+            }
+        }
+    }
+
+    fn read(&mut self, index: usize, now: Instant, events: &mut Events) {
+        let mut frames: Vec<Frame> = Vec::new();
+        let end = match &mut self.slots[index] {
+            Slot::Silent(link) | Slot::Up(link) => link.read(&mut frames).err(),
+            Slot::Empty | Slot::Ended => return,
+        };
+        if matches!(self.slots[index], Slot::Silent(_)) {
+            if frames.is_empty() {
+                // A dialler that left before it knew that it was granted: it comes again.
+                if end.is_some() {
+                    self.slots[index] = Slot::Empty;
+                }
+                return;
+            }
+            if let Slot::Silent(link) = std::mem::replace(&mut self.slots[index], Slot::Empty) {
+                self.slots[index] = Slot::Up(link);
+            }
+            events.up.push(index);
+            self.tell_up(index, now);
+        }
+        for (kind, payload) in frames {
+            match kind {
+                FrameKind::Card => events.cards.push((index, payload)),
+                FrameKind::Message => {
+                    self.call(now, |handler, now, out| handler.message(link_id(index), &payload, now, out));
+                }
+            }
+        }
+        if let Some(why) = end
+            && self.is_up(index)
+        {
+            self.end(index, why);
+        }
+    }
+
+    /// How far each link must have written for all that is queued now to be written; `None` for links that have ended.
+    pub(crate) fn targets(&self) -> [Option<u64>; 2] {
+        [TO_RIGHT, FROM_LEFT].map(|index| match &self.slots[index] {
+            Slot::Up(link) => Some(link.progress().1),
+            _ => None,
+        })
+    }
+
+    /// Whether the links have written that far, or ended.
+    pub(crate) fn reached(&self, targets: &[Option<u64>; 2]) -> bool {
+        self.slots.iter().zip(targets).all(|(slot, target)| match (slot, target) {
+            (Slot::Up(link), Some(target)) => link.progress().0 >= *target,
+            _ => true,
+        })
+    }
+
+    /// Ends the links in an orderly way: writes what waits, ends this direction, and gives the peers a moment to read it
+    /// all. Blocks until the deadline at the longest.
+    pub(crate) fn close(&mut self, deadline: Instant) {
+        while self.targets().iter().any(Option::is_some) && !self.reached(&self.targets()) {
+            self.write();
+            if self.reached(&self.targets()) || !self.wait(deadline) {
+                break;
+            }
+            // Peers that flood this rank while it ends would keep the wait from waiting.
+            for link in self.links() {
+                link.drain();
+            }
+        }
+        self.links().for_each(Link::shutdown);
+        let deadline = deadline.min(Instant::now() + LINGER);
+        loop {
+            for slot in &mut self.slots {
+                if matches!(slot, Slot::Silent(link) | Slot::Up(link) if link.drain()) {
+                    *slot = Slot::Ended;
+                }
+            }
+            if self.links().next().is_none() || !self.wait(deadline) {
+                break;
+            }
+        }
+        self.slots = [Slot::Ended, Slot::Ended];
+    }
+
+    /// Waits for the links; `false` once the deadline has passed.
+    fn wait(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let mut sources: Vec<PollFd<'_>> = self.sources().collect();
+        // A failure (a signal) is no reason to give up before the deadline.
+        let _ = poll(&mut sources, Some(&timeout));
+        !left.is_zero()
+    }
+}
+
+fn link_id(index: usize) -> LinkId {
+    LinkId(index as u32)
+}

@@ -1,0 +1,294 @@
+//! Dialling: one connection from this rank to another, tried until it stands, is refused for good, or its time is up.
+//!
+//! Every address that the peer's name resolves to is tried in turn, then again after a pause that starts at 50 to
+//! 100 ms and, once some seconds have passed, grows to a second. What a dial is for is its owner's business.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nuvec_transport::{Error, Kind, Peer, Rejection};
+use rustix::event::{PollFd, PollFlags};
+
+use crate::Address;
+use crate::hello::{Dialler, Identity, Open, Refused};
+use crate::resolve::Resolver;
+use crate::socket::{Stream, errno_text, exhausted};
+
+/// How long a connect may take at one of several addresses, and at the only one.
+const CONNECT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
+/// How long a peer that takes the connection may leave the hello unanswered.
+const HELLO: Duration = Duration::from_secs(5);
+/// How long the pauses stay short.
+const EAGER: Duration = Duration::from_secs(3);
+const SHORT_PAUSE: Duration = Duration::from_millis(50);
+const LONG_PAUSE: Duration = Duration::from_secs(1);
+
+/// The last thing that went wrong; the text follows the peer's name.
+#[derive(Debug, Clone)]
+struct Failure {
+    kind: Kind,
+    text: String,
+}
+
+impl Failure {
+    fn new(kind: Kind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
+    }
+
+    /// A refusal that may change is a failure like others; so is something else that listens at one of several addresses
+    /// of a name.
+    fn of_refusal(refused: Refused, last_address: bool) -> Hello {
+        let Refused { rejection, retry, text } = refused;
+        let failure = Self::new(Kind::Rejected(rejection), text);
+        let elsewhere = rejection == Rejection::NotNuvec && !last_address;
+        if retry || elsewhere { Hello::Failed(failure) } else { Hello::Final(failure) }
+    }
+
+    fn of_connect(address: SocketAddr, e: &io::Error) -> Self {
+        let kind = if exhausted(e) { Kind::Exhausted } else { Kind::TimedOut };
+        Self::new(kind, format!("did not answer at {address}: {}", errno_text(e)))
+    }
+}
+
+enum State {
+    /// Between two rounds.
+    Resting {
+        until: Instant,
+    },
+    /// Waiting for the resolver, whose answer wakes the owner.
+    Resolving,
+    Connecting {
+        stream: Stream,
+        address: SocketAddr,
+        until: Instant,
+    },
+    Greeting {
+        stream: Stream,
+        hello: Box<Dialler>,
+        output: Vec<u8>,
+        until: Instant,
+    },
+}
+
+/// One connection that is being made.
+pub(crate) struct Dial {
+    peer: Peer,
+    address: Address,
+    open: Open,
+    began: Instant,
+    deadline: Instant,
+    tries: u64,
+    pause: Duration,
+    failure: Option<Failure>,
+    /// The addresses that are still to be tried in this round.
+    rest: VecDeque<SocketAddr>,
+    alone: bool,
+    state: State,
+}
+
+impl Dial {
+    /// A dial to `address`, where `peer` is expected; it begins at the next [`step`](Dial::step).
+    pub(crate) fn new(peer: Peer, address: Address, open: Open, now: Instant, deadline: Instant) -> Self {
+        Self {
+            peer,
+            address,
+            open,
+            began: now,
+            deadline,
+            tries: 0,
+            pause: SHORT_PAUSE,
+            failure: None,
+            rest: VecDeque::new(),
+            alone: true,
+            state: State::Resting { until: now },
+        }
+    }
+
+    /// Goes on as far as it can without blocking. `Some` once it is over: the connection, its hello done, or why not.
+    pub(crate) fn step(
+        &mut self,
+        now: Instant,
+        resolver: &mut Resolver,
+        identity: &Identity,
+    ) -> Option<Result<Stream, Error>> {
+        loop {
+            if now >= self.deadline {
+                return Some(Err(self.error(now)));
+            }
+            match &mut self.state {
+                State::Resting { until } if now < *until => return None,
+                State::Resting { .. } | State::Resolving => match resolver.get(&self.address, now) {
+                    None => {
+                        self.state = State::Resolving;
+                        return None;
+                    }
+                    Some(Ok(all)) => {
+                        self.alone = all.len() == 1;
+                        self.rest = all.into();
+                        self.next_address(now);
+                    }
+                    Some(Err(text)) => {
+                        self.failure = Some(Failure::new(Kind::TimedOut, format!("could not be resolved: {text}")));
+                        self.rest_awhile(now);
+                    }
+                },
+                State::Connecting { stream, address, until } => match stream.connected() {
+                    Ok(false) if now < *until => return None,
+                    Ok(false) => {
+                        let text = format!("did not answer at {address}: nothing came back");
+                        self.failed(now, Failure::new(Kind::TimedOut, text));
+                    }
+                    Err(e) => {
+                        let failure = Failure::of_connect(*address, &e);
+                        self.failed(now, failure);
+                    }
+                    Ok(true) if stream.is_self() => {
+                        let text = format!("did not answer at {address}: the connection met itself");
+                        self.failed(now, Failure::new(Kind::TimedOut, text));
+                    }
+                    Ok(true) => self.greet(now, identity),
+                },
+                State::Greeting { .. } => match self.hello(now) {
+                    Hello::Waits => return None,
+                    Hello::Stands(stream) => return Some(Ok(stream)),
+                    Hello::Final(failure) => {
+                        self.failure = Some(failure);
+                        return Some(Err(self.error(now)));
+                    }
+                    Hello::Failed(failure) => self.failed(now, failure),
+                },
+            }
+        }
+    }
+
+    /// What the owner must wait for.
+    pub(crate) fn source(&self) -> Option<PollFd<'_>> {
+        match &self.state {
+            State::Resting { .. } | State::Resolving => None,
+            State::Connecting { stream, .. } => Some(PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::OUT)),
+            State::Greeting { stream, output, .. } => {
+                let flags = if output.is_empty() { PollFlags::IN } else { PollFlags::OUT };
+                Some(PollFd::from_borrowed_fd(stream.as_fd(), flags))
+            }
+        }
+    }
+
+    /// When it must be stepped at the latest.
+    pub(crate) fn timer(&self) -> Instant {
+        let own = match &self.state {
+            State::Resting { until } => *until,
+            State::Resolving => self.deadline,
+            State::Connecting { until, .. } | State::Greeting { until, .. } => *until,
+        };
+        own.min(self.deadline)
+    }
+
+    /// Why it does not stand, with how often and how long it was tried.
+    pub(crate) fn error(&self, now: Instant) -> Error {
+        let failure = self.failure.clone().unwrap_or_else(|| Failure::new(Kind::TimedOut, "did not answer"));
+        let seconds = now.saturating_duration_since(self.began).as_secs_f64();
+        let tried = match self.tries {
+            0 | 1 if matches!(failure.kind, Kind::Rejected(_)) => String::new(),
+            tries => format!(" (tried {tries} time{} in {seconds:.1} s)", if tries == 1 { "" } else { "s" }),
+        };
+        Error::new(failure.kind, format!("{}{tried}", failure.text)).with_peer(&self.peer)
+    }
+
+    fn failed(&mut self, now: Instant, failure: Failure) {
+        self.failure = Some(failure);
+        self.next_address(now);
+    }
+
+    /// Tries the next address of this round, or ends the round.
+    fn next_address(&mut self, now: Instant) {
+        while let Some(address) = self.rest.pop_front() {
+            self.tries += 1;
+            match Stream::dial(address) {
+                Ok(stream) => {
+                    let patience = if self.alone { CONNECT.1 } else { CONNECT.0 };
+                    self.state = State::Connecting { stream, address, until: now + patience };
+                    return;
+                }
+                Err(e) => self.failure = Some(Failure::of_connect(address, &e)),
+            }
+        }
+        self.rest_awhile(now);
+    }
+
+    fn rest_awhile(&mut self, now: Instant) {
+        if now.saturating_duration_since(self.began) > EAGER {
+            self.pause = (self.pause * 3 / 2).min(LONG_PAUSE);
+        }
+        // Ranks that dial each other's neighbours at the same pace would meet each other's bad moments for ever.
+        let jitter = SHORT_PAUSE.mul_f64((self.tries * 37 + u64::from(self.open.from) * 13) as f64 % 50.0 / 50.0);
+        self.state = State::Resting { until: now + self.pause + jitter };
+    }
+
+    /// Begins the hello on the connection that stands now.
+    fn greet(&mut self, now: Instant, identity: &Identity) {
+        let resting = State::Resting { until: now };
+        let State::Connecting { stream, .. } = std::mem::replace(&mut self.state, resting) else { return };
+        match Dialler::new(identity, self.open.clone()) {
+            Ok(mut hello) => {
+                let output = hello.take_output();
+                self.state = State::Greeting { stream, hello: Box::new(hello), output, until: now + HELLO };
+            }
+            Err(e) => self.failed(now, Failure::new(e.kind(), format!("could not be greeted: {}", e.what()))),
+        }
+    }
+
+    fn hello(&mut self, now: Instant) -> Hello {
+        let last_address = self.rest.is_empty();
+        let State::Greeting { stream, hello, output, until } = &mut self.state else { return Hello::Waits };
+        let broke = |e: &io::Error| {
+            Hello::Failed(Failure::new(Kind::Reset, format!("broke the connection in the hello: {}", errno_text(e))))
+        };
+        let mut into = [0; 1024];
+        loop {
+            while !output.is_empty() {
+                match stream.send(&[IoSlice::new(output)]) {
+                    Ok(0) => break,
+                    Ok(n) => {
+                        output.drain(..n);
+                    }
+                    Err(e) => return broke(&e),
+                }
+            }
+            if hello.accepted() && output.is_empty() {
+                let State::Greeting { stream, .. } =
+                    std::mem::replace(&mut self.state, State::Resting { until: self.deadline })
+                else {
+                    return Hello::Waits;
+                };
+                return Hello::Stands(stream);
+            }
+            let want = hello.needs().min(into.len());
+            let got = match if want == 0 { Ok(None) } else { stream.recv(&mut into[..want]) } {
+                Ok(None) if now >= *until => {
+                    return Hello::Failed(Failure::new(Kind::TimedOut, hello.unanswered()));
+                }
+                Ok(None) => return Hello::Waits,
+                Ok(Some(0)) => {
+                    let text = format!("closed the connection in the hello: it {}", hello.unanswered());
+                    return Hello::Failed(Failure::new(Kind::PeerClosed, text));
+                }
+                Ok(Some(n)) => n,
+                Err(e) => return broke(&e),
+            };
+            if let Err(refused) = hello.feed(&into[..got]) {
+                return Failure::of_refusal(refused, last_address);
+            }
+            output.extend(hello.take_output());
+        }
+    }
+}
+
+enum Hello {
+    Waits,
+    Stands(Stream),
+    Failed(Failure),
+    Final(Failure),
+}

@@ -1,0 +1,173 @@
+//! A group that forms: what is there of it, and what to say when something stays missing.
+
+use std::time::Instant;
+
+use nuvec_transport::{Error, Kind, RingLinks};
+
+use crate::cards::Cards;
+use crate::channel::TcpChannel;
+use crate::context::Context;
+use crate::control::{Control, FROM_LEFT, TO_RIGHT};
+
+/// What is there of a group that forms.
+pub(crate) struct Forming {
+    pub(crate) deadline: Instant,
+    pub(crate) cards: Cards,
+    right: Vec<Option<TcpChannel>>,
+    left: Vec<Option<TcpChannel>>,
+    /// Links that ended after they had served: their handler hears of it once the group has formed.
+    pub(crate) deferred: Vec<(usize, Error)>,
+}
+
+impl Forming {
+    pub(crate) fn new(context: &Context, cards: Cards, deadline: Instant) -> Self {
+        let none = || (0..context.connections).map(|_| None).collect();
+        Self { deadline, cards, right: none(), left: none(), deferred: Vec::new() }
+    }
+
+    /// Takes a ring connection that this rank dialled.
+    pub(crate) fn dialled(&mut self, index: usize, channel: TcpChannel) {
+        self.right[index] = Some(channel);
+    }
+
+    /// Takes a ring connection that the left neighbour dialled.
+    pub(crate) fn granted(&mut self, index: usize, channel: TcpChannel) {
+        if let Some(slot) = self.left.get_mut(index) {
+            *slot = Some(channel);
+        }
+    }
+
+    /// Whether the left neighbour holds its ring connection `index` already.
+    pub(crate) fn is_taken(&self, index: usize) -> bool {
+        self.left.get(index).and_then(Option::as_ref).is_some_and(TcpChannel::is_open)
+    }
+
+    /// Whether nothing more is needed of that link's neighbour, so that it may leave.
+    pub(crate) fn is_done_with(&self, link: usize) -> bool {
+        let ring = if link == TO_RIGHT { &self.right } else { &self.left };
+        self.cards.complete() && ring.iter().all(Option::is_some)
+    }
+
+    /// Whether everything is there.
+    pub(crate) fn complete(&self, control: &Control) -> bool {
+        let ended = |link| self.deferred.iter().any(|(index, _)| *index == link);
+        let known = |link| control.is_up(link) || ended(link);
+        known(TO_RIGHT) && known(FROM_LEFT) && self.is_done_with(TO_RIGHT) && self.is_done_with(FROM_LEFT)
+    }
+
+    /// The ring, once it is complete.
+    pub(crate) fn ring(&mut self) -> RingLinks<TcpChannel> {
+        RingLinks { right: self.right.drain(..).flatten().collect(), left: self.left.drain(..).flatten().collect() }
+    }
+
+    /// What the left neighbour has not done, if anything; the text follows its name.
+    fn left_owes(&self, control: &Control) -> Option<String> {
+        let there = self.left.iter().flatten().count();
+        if !control.is_up(FROM_LEFT) && !control.has_ended(FROM_LEFT) {
+            Some("did not connect to this rank".into())
+        } else if there < self.left.len() {
+            Some(format!("made {there} of {} ring connections to this rank", self.left.len()))
+        } else {
+            None
+        }
+    }
+
+    /// The error when the time is up. `unreached` is why a dial to the right does not stand, if one does not; `refused`
+    /// is what was refused meanwhile.
+    pub(crate) fn timed_out(
+        &self,
+        context: &Context,
+        control: &Control,
+        unreached: Option<Error>,
+        refused: &Refusals,
+        now: Instant,
+    ) -> Error {
+        let seconds = now.saturating_duration_since(context.began).as_secs_f64();
+        let mut missing = self.cards.missing();
+        let mut notes = Vec::new();
+        let mut first = unreached;
+        if let Some(owes) = self.left_owes(control) {
+            let left = context.peer(context.left(), 0);
+            match &first {
+                Some(_) => notes.push(format!("{left} {owes}")),
+                None => {
+                    let what = format!("{owes} within {seconds:.1} s");
+                    first = Some(Error::new(Kind::TimedOut, what).with_peer(&left));
+                }
+            }
+        }
+        let first = first.unwrap_or_else(|| match missing.first() {
+            Some(&rank) => {
+                let what = format!("is not there: no word of it came round within {seconds:.1} s");
+                Error::new(Kind::TimedOut, what).with_peer(&context.peer(rank, 0))
+            }
+            None => Error::new(Kind::TimedOut, format!("the group did not form within {seconds:.1} s")),
+        });
+        missing.retain(|&rank| first.peer().is_none_or(|peer| peer.rank != rank));
+        if !missing.is_empty() {
+            let plural = if missing.len() == 1 { "" } else { "s" };
+            let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
+            notes.push(format!("no word came of rank{plural} {}", missing.join(", ")));
+        }
+        notes.extend(refused.text());
+        let what = std::iter::once(first.what().to_owned()).chain(notes).collect::<Vec<_>>().join("; ");
+        let error = Error::new(first.kind(), what);
+        let error = first.peer().map_or(error.clone(), |peer| error.with_peer(peer));
+        error.with_rank(context.rank)
+    }
+}
+
+/// The most different refusals that are kept.
+const MOST_REFUSALS: usize = 8;
+
+/// What was refused while the group formed, for the error if it does not.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    kept: Vec<(String, u64)>,
+    further: u64,
+}
+
+impl Refusals {
+    /// Notes a refusal; the text begins with who was refused.
+    pub(crate) fn add(&mut self, text: String) {
+        if let Some((_, count)) = self.kept.iter_mut().find(|(known, _)| *known == text) {
+            *count += 1;
+        } else if self.kept.len() < MOST_REFUSALS {
+            self.kept.push((text, 1));
+        } else {
+            self.further += 1;
+        }
+    }
+
+    fn text(&self) -> Option<String> {
+        if self.kept.is_empty() {
+            return None;
+        }
+        let mut all: Vec<String> = Vec::new();
+        for (text, count) in &self.kept {
+            all.push(if *count == 1 { text.clone() } else { format!("{text} ({count} times)") });
+        }
+        if self.further > 0 {
+            all.push(format!("{} others", self.further));
+        }
+        Some(format!("refused here: {}", all.join(", ")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_are_counted_and_bounded() {
+        let mut refusals = Refusals::default();
+        assert_eq!(refusals.text(), None);
+        for i in 0..1000 {
+            refusals.add(format!("10.0.0.{} has another key, or none", i % 20));
+        }
+        assert_eq!((refusals.kept.len(), refusals.further), (MOST_REFUSALS, 600));
+        let text = refusals.text().unwrap();
+        assert!(text.starts_with("refused here: 10.0.0.0 has another key, or none (50 times), 10.0.0.1"), "{text}");
+        assert!(text.ends_with("600 others"), "{text}");
+    }
+}

@@ -1,0 +1,117 @@
+//! Listening: this rank's own sockets. Every one takes every kind of connection.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nuvec_transport::{Deadline, Error, Kind, Result};
+use rustix::event::{PollFd, PollFlags};
+
+use crate::context::Context;
+use crate::log::{Warning, step};
+use crate::resolve;
+use crate::socket::{Listening, Stream, errno_text, exhausted};
+
+/// How long accepting pauses when there is no descriptor for another connection.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The most connections that are taken from one socket before the thread looks after the rest of its work.
+const BATCH: usize = 64;
+
+/// The sockets that this rank listens on.
+#[derive(Debug)]
+pub(crate) struct Listeners {
+    sockets: Vec<Listening>,
+    paused: Option<Instant>,
+    warning: Warning,
+}
+
+impl Listeners {
+    /// Listens on each of this rank's addresses: on everything local that it resolves to, at least one each.
+    pub(crate) fn bind(context: &Context, deadline: Deadline) -> Result<Self> {
+        let mut sockets = Vec::new();
+        for own in &context.nodes[context.rank] {
+            if own.port() == 0 {
+                let what = format!("cannot listen on {own}: port 0 is no port that others can dial");
+                return Err(context.error(Kind::Misuse, what));
+            }
+            let all = resolve::within(own, deadline)
+                .map_err(|text| context.error(Kind::Io, format!("cannot listen on {own}: not resolved: {text}")))?;
+            let mut failed = None;
+            let before = sockets.len();
+            for address in all {
+                match Listening::bind(address) {
+                    Ok(socket) => {
+                        step!(context.options.verbose, "rank {}: listening on {address}", context.rank);
+                        sockets.push(socket);
+                    }
+                    Err(e) => {
+                        step!(context.options.verbose, "rank {}: not listening on {address}: {e}", context.rank);
+                        failed = Some((address, e));
+                    }
+                }
+            }
+            if let Some((address, e)) = failed.filter(|_| sockets.len() == before) {
+                let resolved =
+                    if own.to_string() == address.to_string() { String::new() } else { format!(" ({address})") };
+                let error = Error::from_io("bind", format!("cannot listen on {own}{resolved}"), &e);
+                return Err(error.with_rank(context.rank));
+            }
+        }
+        Ok(Self { sockets, ..Self::none() })
+    }
+
+    /// Takes over sockets that listen already.
+    pub(crate) fn adopt(context: &Context, listeners: Vec<TcpListener>) -> Result<Self> {
+        let failed = |e| Error::from_io("fcntl", "cannot use the listener", &e).with_rank(context.rank);
+        let sockets: Vec<_> = listeners.into_iter().map(Listening::adopt).collect::<Result<_, _>>().map_err(failed)?;
+        if sockets.is_empty() && context.size > 1 {
+            return Err(context.error(Kind::Misuse, "a group of several ranks needs a listener"));
+        }
+        for socket in &sockets {
+            let address = socket.address().map_err(failed)?;
+            step!(context.options.verbose, "rank {}: listening on {address}", context.rank);
+        }
+        Ok(Self { sockets, ..Self::none() })
+    }
+
+    /// No socket at all.
+    pub(crate) fn none() -> Self {
+        Self { sockets: Vec::new(), paused: None, warning: Warning::default() }
+    }
+
+    /// What the owner must wait for: none while accepting pauses.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let live = if self.paused.is_some() { &[] } else { &self.sockets[..] };
+        live.iter().map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN))
+    }
+
+    /// When accepting goes on, if it pauses.
+    pub(crate) fn timer(&self) -> Option<Instant> {
+        self.paused
+    }
+
+    /// Takes the connections that wait.
+    pub(crate) fn accept(&mut self, now: Instant, mut take: impl FnMut(Stream, SocketAddr)) {
+        if self.paused.is_some_and(|until| now < until) {
+            return;
+        }
+        self.paused = None;
+        for socket in &self.sockets {
+            let mut failed = 0;
+            for _ in 0..BATCH {
+                match socket.accept() {
+                    Ok(Some((stream, from))) => take(stream, from),
+                    Ok(None) => break,
+                    // The connection was gone before it was taken: the socket is as good as before.
+                    Err(e) if !exhausted(&e) && failed < BATCH / 2 => failed += 1,
+                    Err(e) => {
+                        let text = format!("cannot accept connections for the moment: {}", errno_text(&e));
+                        self.warning.say(now, &text);
+                        self.paused = Some(now + PAUSE);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! The service thread: one per group of all ranks.
+//!
+//! It owns the listeners, the connections whose hello is not over, the dials and the control links, and sleeps in poll(2)
+//! over all of them. It forms the group, then goes on to take streams, open them, and run the control links until it is
+//! told to close. Data channels are not its business once they are handed out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+use nuvec_transport::{Deadline, Error, Kind, Park, Result, RingLinks, Wake};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::admission::Admission;
+use crate::cards::{Learned, Summary, unfit};
+use crate::channel::{TcpChannel, TcpSender};
+use crate::context::{Context, NO_SESSION};
+use crate::control::{Control, Events, FROM_LEFT, TO_RIGHT};
+use crate::dial::Dial;
+use crate::dials::{Dials, Purpose};
+use crate::forming::{Forming, Refusals};
+use crate::hello::Role;
+use crate::link::FrameKind;
+use crate::listen::Listeners;
+use crate::log::{Warning, step};
+use crate::pending::Pending;
+use crate::resolve::{Answer, Resolver};
+use crate::socket::Stream;
+use crate::streams::{Key, Streams};
+
+/// How long the last control messages may take to leave, when forming failed or the group is closed.
+const LAST_WORDS: Duration = Duration::from_millis(800);
+
+/// What the service thread is asked.
+pub(crate) enum Command {
+    /// The resolver has answered.
+    Resolved(Answer),
+    /// Open a stream.
+    Open(Key, Deadline),
+    /// Answer once all control messages so far are written.
+    Flush(Sender<()>),
+    /// End, by that moment.
+    Close(Deadline),
+}
+
+/// How others reach the service thread.
+#[derive(Clone)]
+pub(crate) struct Mailbox {
+    pub(crate) commands: Sender<Command>,
+    pub(crate) wake: Arc<Wake>,
+    pub(crate) kicked: Arc<AtomicBool>,
+}
+
+impl Mailbox {
+    /// Sends a command; `false` if the thread has ended.
+    pub(crate) fn send(&self, command: Command) -> bool {
+        let sent = self.commands.send(command).is_ok();
+        self.wake.notify();
+        sent
+    }
+
+    /// Has the handler's tick called soon. Many kicks before the thread wakes are one.
+    pub(crate) fn kick(&self) {
+        if !self.kicked.swap(true, Ordering::AcqRel) {
+            self.wake.notify();
+        }
+    }
+}
+
+/// What forming gave.
+pub(crate) struct Formed {
+    pub(crate) summary: Summary,
+    pub(crate) ring: RingLinks<TcpChannel>,
+}
+
+/// Where the group stands.
+enum Phase {
+    Forming(Forming),
+    /// Everything is there; what the neighbours still need of this rank is being written.
+    Settling {
+        targets: [Option<u64>; 2],
+        deadline: Instant,
+        formed: Box<Formed>,
+    },
+    Formed,
+}
+
+/// Why the loop ends, and when it must have ended.
+struct End {
+    error: Option<Error>,
+    by: Instant,
+}
+
+pub(crate) struct Service {
+    context: Arc<Context>,
+    listeners: Listeners,
+    pending: Pending,
+    dials: Dials,
+    resolver: Resolver,
+    control: Control,
+    phase: Phase,
+    session: [u8; 16],
+    streams: Arc<Streams>,
+    commands: Receiver<Command>,
+    wake: Arc<Wake>,
+    kicked: Arc<AtomicBool>,
+    flushes: Vec<([Option<u64>; 2], Sender<()>)>,
+    refusals: Refusals,
+    strangers: Warning,
+    /// Gets the result of forming, once.
+    reply: Sender<Result<Formed>>,
+    end: Option<End>,
+}
+
+impl Drop for Service {
+    /// However the thread ends, nobody waits for it in vain.
+    fn drop(&mut self) {
+        self.streams.end();
+    }
+}
+
+impl Service {
+    #[expect(clippy::too_many_arguments, reason = "the parts of a service are made by its caller, once")]
+    pub(crate) fn new(
+        context: Arc<Context>,
+        listeners: Listeners,
+        control: Control,
+        forming: Forming,
+        streams: Arc<Streams>,
+        mailbox: Mailbox,
+        commands: Receiver<Command>,
+        reply: Sender<Result<Formed>>,
+    ) -> Self {
+        let (wake, kicked) = (Arc::clone(&mailbox.wake), Arc::clone(&mailbox.kicked));
+        let resolver = Resolver::new(move || {
+            let mailbox = mailbox.clone();
+            Box::new(move |answer| {
+                // A thread that has ended needs no answer.
+                let _ = mailbox.send(Command::Resolved(answer));
+            })
+        });
+        Self {
+            context,
+            listeners,
+            pending: Pending::default(),
+            dials: Dials::default(),
+            resolver,
+            control,
+            phase: Phase::Forming(forming),
+            session: NO_SESSION,
+            streams,
+            commands,
+            wake,
+            kicked,
+            flushes: Vec::new(),
+            refusals: Refusals::default(),
+            strangers: Warning::default(),
+            reply,
+            end: None,
+        }
+    }
+
+    /// The thread's whole life.
+    pub(crate) fn run(mut self) {
+        self.dial_right(Purpose::Control, Instant::now());
+        while self.end.is_none() {
+            let ready = self.wait();
+            let now = Instant::now();
+            self.obey(now);
+            self.take_connections(&ready, now);
+            self.drive_dials(now);
+            if self.kicked.swap(false, Ordering::AcqRel) || now >= self.control.timer() {
+                self.control.tick(now);
+            }
+            self.drive_control(now);
+            self.check_forming(now);
+            self.control.write();
+            self.answer_flushes();
+        }
+        self.finish();
+    }
+
+    /// Sleeps until something is ready or due. Returns which pending connections are ready.
+    fn wait(&self) -> Vec<bool> {
+        let now = Instant::now();
+        let timers = [self.listeners.timer(), self.pending.timer(), self.dials.timer(), self.forming_timer()];
+        let due = timers.into_iter().flatten().fold(self.control.timer(), Instant::min);
+        let left = due.saturating_duration_since(now);
+        let timeout =
+            Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
+        let mut sources: Vec<PollFd<'_>> = self.pending.sources().collect();
+        let pending = sources.len();
+        if let Park::Fd(fd, _) = self.wake.park() {
+            sources.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        }
+        sources.extend(self.listeners.sources());
+        sources.extend(self.dials.sources());
+        sources.extend(self.control.sources());
+        match poll(&mut sources, Some(&timeout)) {
+            Ok(_) => sources[..pending].iter().map(|source| !source.revents().is_empty()).collect(),
+            Err(rustix::io::Errno::INTR) => vec![false; pending],
+            Err(e) => {
+                // Out of kernel memory, at worst: everything is tried again a little later.
+                tracing::warn!("rank {}: poll: {e}", self.context.rank);
+                std::thread::sleep(Duration::from_millis(10));
+                vec![true; pending]
+            }
+        }
+    }
+
+    fn forming_timer(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Forming(forming) => Some(forming.deadline),
+            Phase::Settling { deadline, .. } => Some(*deadline),
+            Phase::Formed => None,
+        }
+    }
+
+    /// Does what the mailbox asks.
+    fn obey(&mut self, now: Instant) {
+        self.wake.drain();
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Resolved(answer) => self.resolver.put(answer, now),
+                Command::Open(key, deadline) => self.open_stream(key, deadline, now),
+                Command::Flush(reply) => {
+                    self.control.tick(now);
+                    self.flushes.push((self.control.targets(), reply));
+                }
+                Command::Close(deadline) => {
+                    self.end.get_or_insert(End { error: None, by: deadline.instant().min(now + LAST_WORDS) });
+                }
+            }
+        }
+    }
+
+    /// Goes on with the hellos of those who connected, and takes new ones.
+    fn take_connections(&mut self, ready: &[bool], now: Instant) {
+        let mut admission = Admission {
+            context: &self.context,
+            forming: match &mut self.phase {
+                Phase::Forming(forming) => Some(forming),
+                _ => None,
+            },
+            session: self.session,
+            control: &mut self.control,
+            streams: &self.streams,
+            refusals: &mut self.refusals,
+            strangers: &mut self.strangers,
+            now,
+        };
+        self.pending.step(now, ready.iter().copied(), &mut admission);
+        let (pending, identity) = (&mut self.pending, &self.context.identity);
+        self.listeners.accept(now, |stream, from| pending.add(stream, from, identity, now));
+    }
+
+    /// Begins a dial to the right neighbour. It goes on until the group has formed.
+    fn dial_right(&mut self, purpose: Purpose, now: Instant) {
+        let context = &self.context;
+        let (role, index) = match purpose {
+            Purpose::Ring(index) => (Role::Ring, index),
+            _ => (Role::Control, 0),
+        };
+        let to = context.right();
+        let open = context.open(role, index, to, NO_SESSION, 0);
+        let address = context.nodes[to][index].clone();
+        // A moment more than forming has: forming's own end tells the whole story.
+        let deadline = self.forming_timer().unwrap_or(now) + Duration::from_secs(1);
+        self.dials.add(purpose, Dial::new(context.peer(to, index), address, open, now, deadline));
+    }
+
+    /// Begins to dial a stream's stripes.
+    fn open_stream(&mut self, key: Key, deadline: Deadline, now: Instant) {
+        let (group, to) = key;
+        for index in 0..self.context.connections {
+            let open = self.context.open(Role::P2p, index, to, self.session, group.0);
+            let address = self.context.nodes[to][index].clone();
+            let dial = Dial::new(self.context.peer(to, index), address, open, now, deadline.instant());
+            self.dials.add(Purpose::Stripe(key, index), dial);
+        }
+    }
+
+    /// Goes on with the dials.
+    fn drive_dials(&mut self, now: Instant) {
+        // A dial that stands may begin others.
+        loop {
+            let over = self.dials.step(now, &mut self.resolver, &self.context.identity);
+            if over.is_empty() {
+                return;
+            }
+            for (purpose, result) in over {
+                match (purpose, result) {
+                    (Purpose::Stripe(key, index), result) => self.stripe(key, index, result),
+                    (purpose, Ok(stream)) => self.reached(purpose, stream, now),
+                    (_, Err(e)) => self.fail(e, now),
+                }
+            }
+        }
+    }
+
+    fn stripe(&mut self, key: Key, index: usize, result: Result<Stream>) {
+        match result {
+            Ok(stream) => {
+                let peer = self.context.peer(key.1, index);
+                step!(self.context.options.verbose, "rank {}: stream to {peer} stands", self.context.rank);
+                self.streams.stripe_opened(key, index, TcpSender::alone(stream, peer));
+            }
+            Err(e) => {
+                self.dials.cancel(key);
+                self.streams.open_failed(key, e.with_rank(self.context.rank));
+            }
+        }
+    }
+
+    /// A connection to the right stands.
+    fn reached(&mut self, purpose: Purpose, stream: Stream, now: Instant) {
+        let right = self.context.right();
+        let index = if let Purpose::Ring(index) = purpose { index } else { 0 };
+        let peer = self.context.peer(right, index);
+        step!(self.context.options.verbose, "rank {}: connected to {peer} ({purpose:?})", self.context.rank);
+        match purpose {
+            Purpose::Control => {
+                self.control.dialled(stream, peer, now);
+                self.send_cards(TO_RIGHT);
+                for index in 0..self.context.connections {
+                    self.dial_right(Purpose::Ring(index), now);
+                }
+            }
+            Purpose::Ring(index) => {
+                if let Phase::Forming(forming) = &mut self.phase {
+                    forming.dialled(index, TcpChannel::new(stream, peer));
+                }
+            }
+            Purpose::Stripe(..) => {}
+        }
+    }
+
+    /// Gives a link that has come up every card that is known.
+    fn send_cards(&mut self, link: usize) {
+        if let Phase::Forming(forming) = &self.phase {
+            forming.cards.known().for_each(|card| self.control.send(link, FrameKind::Card, &card));
+        }
+    }
+
+    /// Goes on with the control links.
+    fn drive_control(&mut self, now: Instant) {
+        let Events { up, cards, ended } = self.control.step(now);
+        up.into_iter().for_each(|link| self.send_cards(link));
+        for (link, card) in cards {
+            self.learn(link, &card, now);
+        }
+        self.links_ended(ended, now);
+        // What the handler said to all that may end a link too; there are two links, so this ends.
+        loop {
+            self.control.write();
+            let ended = self.control.take_ended();
+            if ended.is_empty() {
+                return;
+            }
+            self.links_ended(ended, now);
+        }
+    }
+
+    /// Takes a card that arrived.
+    fn learn(&mut self, link: usize, card: &[u8], now: Instant) {
+        let Phase::Forming(forming) = &mut self.phase else { return };
+        match forming.cards.learn(card) {
+            Learned::Known => {}
+            Learned::New => self.control.send(1 - link, FrameKind::Card, card),
+            Learned::Malformed(what) => {
+                let from = if link == TO_RIGHT { self.context.right() } else { self.context.left() };
+                let peer = self.context.peer(from, 0);
+                self.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
+            }
+            Learned::Unfit(rank, what) => self.fail(unfit(&self.context, rank, what), now),
+        }
+    }
+
+    fn links_ended(&mut self, ended: Vec<(usize, Error)>, now: Instant) {
+        for (link, why) in ended {
+            let why = why.with_rank(self.context.rank);
+            step!(self.context.options.verbose, "{why}");
+            match &mut self.phase {
+                // A neighbour that needs nothing more of us may have formed, worked and left already.
+                Phase::Forming(forming) if forming.is_done_with(link) => forming.deferred.push((link, why)),
+                Phase::Forming(_) => {
+                    self.control.tell_ended(link, &why, now);
+                    let what = format!("left before the group had formed: it {}", why.what());
+                    let error = Error::new(why.kind(), what);
+                    self.fail(why.peer().map_or(error.clone(), |peer| error.with_peer(peer)), now);
+                }
+                Phase::Settling { .. } | Phase::Formed => self.control.tell_ended(link, &why, now),
+            }
+        }
+    }
+
+    /// Whether forming is over, one way or the other.
+    fn check_forming(&mut self, now: Instant) {
+        if self.end.is_some() || matches!(self.phase, Phase::Formed) {
+            return;
+        }
+        if let Some(poison) = self.control.poisoned() {
+            let poison = poison.clone();
+            return self.fail(poison, now);
+        }
+        match &mut self.phase {
+            Phase::Forming(forming) if forming.complete(&self.control) => self.settle(now),
+            Phase::Forming(forming) if now >= forming.deadline => {
+                let unreached = self.dials.unreached(now);
+                let error = forming.timed_out(&self.context, &self.control, unreached, &self.refusals, now);
+                self.fail(error, now);
+            }
+            _ => {}
+        }
+        self.check_settled(now);
+    }
+
+    /// Everything is there.
+    fn settle(&mut self, now: Instant) {
+        let Phase::Forming(forming) = &mut self.phase else { return };
+        let (summary, ring, deadline) = (forming.cards.summary(), forming.ring(), forming.deadline);
+        let deferred = std::mem::take(&mut forming.deferred);
+        self.session = summary.session;
+        self.control.tell_formed(now);
+        for (link, why) in deferred {
+            self.control.tell_ended(link, &why, now);
+        }
+        let formed = Box::new(Formed { summary, ring });
+        self.phase = Phase::Settling { targets: self.control.targets(), deadline, formed };
+        self.control.write();
+    }
+
+    /// Whether what the neighbours need of this rank has been written.
+    fn check_settled(&mut self, now: Instant) {
+        let Phase::Settling { targets, deadline, .. } = &self.phase else { return };
+        if !self.control.reached(targets) {
+            if now >= *deadline {
+                let error = self.context.error(Kind::TimedOut, "a neighbour does not read its control link");
+                self.fail(error, now);
+            }
+            return;
+        }
+        if let Phase::Settling { formed, .. } = std::mem::replace(&mut self.phase, Phase::Formed) {
+            let seconds = now.saturating_duration_since(self.context.began).as_secs_f64();
+            let Context { rank, size, options, .. } = &*self.context;
+            step!(options.verbose, "rank {rank}: the group of {size} has formed in {seconds:.3} s");
+            // Whoever asked may have given up: then the fabric's end closes this thread too.
+            let _ = self.reply.send(Ok(*formed));
+        }
+    }
+
+    /// Forming has failed.
+    fn fail(&mut self, error: Error, now: Instant) {
+        if self.end.is_some() {
+            return;
+        }
+        // What the handler reported first is the cause; then it has told the others already.
+        let error = match self.control.poisoned() {
+            Some(poison) => poison.clone(),
+            None => {
+                let error = error.with_rank(self.context.rank);
+                self.control.tell_failed(&error, now);
+                error
+            }
+        };
+        let error = if error.rank().is_none() { error.with_rank(self.context.rank) } else { error };
+        self.end = Some(End { error: Some(error), by: now + LAST_WORDS });
+    }
+
+    fn answer_flushes(&mut self) {
+        let control = &self.control;
+        self.flushes.retain(|(targets, reply)| {
+            let done = control.reached(targets);
+            if done {
+                // Whoever asked may have given up.
+                let _ = reply.send(());
+            }
+            !done
+        });
+    }
+
+    /// Ends the control links, and reports why forming failed, if it did.
+    fn finish(mut self) {
+        let Some(End { error, by }) = self.end.take() else { return };
+        self.listeners = Listeners::none();
+        self.pending = Pending::default();
+        self.dials = Dials::default();
+        self.control.close(by);
+        self.answer_flushes();
+        step!(self.context.options.verbose, "rank {}: closed", self.context.rank);
+        if let Some(error) = error {
+            let _ = self.reply.send(Err(error));
+        }
+    }
+}
+
+const _: () = assert!(TO_RIGHT + FROM_LEFT == 1, "the other link is found by subtraction");

@@ -1,0 +1,218 @@
+//! Ranks as threads, with a handler that remembers what it was told.
+
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nuvec_transport::{
+    Channel, ControlHandler, Deadline, Error, GroupId, LinkId, Outbox, Peer, Receiver, Result, Sender, wait_any,
+};
+use nuvec_transport_tcp::{Address, Options, TcpChannel, TcpFabric, connect_with_listeners};
+
+/// The longest that any wait of these tests lasts.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a handler was told, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    pub(crate) up: Vec<(LinkId, usize)>,
+    pub(crate) messages: Vec<(LinkId, Vec<u8>)>,
+    pub(crate) ended: Vec<(LinkId, String)>,
+    pub(crate) formed: usize,
+    pub(crate) failed: Vec<String>,
+    pub(crate) ticks: usize,
+    /// What the next call sends.
+    pub(crate) outbox: Vec<(LinkId, Vec<u8>)>,
+}
+
+/// A handler that remembers.
+#[derive(Clone, Default)]
+pub(crate) struct Notes {
+    pub(crate) told: Arc<Mutex<Told>>,
+    /// A message that poisons the root group.
+    pub(crate) poison: Option<&'static [u8]>,
+    /// What `forming_failed` sends on both links.
+    pub(crate) last_words: Option<&'static [u8]>,
+}
+
+impl Notes {
+    fn note(&self, out: &mut Outbox, note: impl FnOnce(&mut Told)) {
+        let mut told = self.told.lock().unwrap();
+        note(&mut told);
+        out.messages.append(&mut told.outbox);
+    }
+
+    /// Waits until `done` holds of what was told.
+    pub(crate) fn wait(&self, what: &str, done: impl Fn(&Told) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !done(&self.told.lock().unwrap()) {
+            assert!(Instant::now() < deadline, "{what}: {:?}", self.told.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl ControlHandler for Notes {
+    fn link_up(&mut self, link: LinkId, peer: &Peer, _: Duration, out: &mut Outbox) {
+        self.note(out, |told| told.up.push((link, peer.rank)));
+    }
+
+    fn message(&mut self, link: LinkId, message: &[u8], _: Duration, out: &mut Outbox) {
+        if self.poison.is_some_and(|poison| poison == message) {
+            let error = Error::new(nuvec_transport::Kind::Mismatch, "said that it failed");
+            out.poisoned.push((GroupId::ROOT, error));
+        }
+        self.note(out, |told| told.messages.push((link, message.to_vec())));
+    }
+
+    fn link_ended(&mut self, link: LinkId, why: &Error, _: Duration, out: &mut Outbox) {
+        self.note(out, |told| told.ended.push((link, why.to_string())));
+    }
+
+    fn formed(&mut self, _: Duration, out: &mut Outbox) {
+        self.note(out, |told| told.formed += 1);
+    }
+
+    fn forming_failed(&mut self, why: &Error, _: Duration, out: &mut Outbox) {
+        if let Some(words) = self.last_words {
+            out.messages.extend([LinkId(0), LinkId(1)].map(|link| (link, words.to_vec())));
+        }
+        self.note(out, |told| told.failed.push(why.to_string()));
+    }
+
+    fn tick(&mut self, _: Duration, out: &mut Outbox) {
+        self.note(out, |told| told.ticks += 1);
+    }
+
+    fn tick_interval(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+}
+
+/// Listeners of one rank, on ports that the system chose.
+pub(crate) fn listeners(host: &str, connections: usize) -> Vec<TcpListener> {
+    (0..connections).map(|_| TcpListener::bind((host, 0)).unwrap()).collect()
+}
+
+/// The addresses of these listeners.
+pub(crate) fn addresses(host: &str, listeners: &[TcpListener]) -> Vec<Address> {
+    listeners.iter().map(|l| Address::new(host, l.local_addr().unwrap().port())).collect()
+}
+
+/// A group that is about to form.
+pub(crate) struct Group {
+    pub(crate) nodes: Vec<Vec<Address>>,
+    pub(crate) listeners: Vec<Option<Vec<TcpListener>>>,
+    pub(crate) notes: Vec<Notes>,
+    pub(crate) options: Vec<Options>,
+}
+
+impl Group {
+    pub(crate) fn new(host: &str, size: usize, connections: usize) -> Self {
+        let listeners: Vec<_> = (0..size).map(|_| listeners(host, connections)).collect();
+        Self {
+            nodes: listeners.iter().map(|l| addresses(host, l)).collect(),
+            listeners: listeners.into_iter().map(Some).collect(),
+            notes: (0..size).map(|_| Notes::default()).collect(),
+            options: vec![Options::default().timeout(PATIENCE); size],
+        }
+    }
+
+    pub(crate) fn options(mut self, options: Options) -> Self {
+        self.options.fill(options);
+        self
+    }
+
+    /// Closes a rank's listeners: it never starts.
+    pub(crate) fn without(mut self, rank: usize) -> Self {
+        self.listeners[rank] = None;
+        self
+    }
+
+    /// Connects every rank that has listeners, each on its own thread.
+    pub(crate) fn connect(&mut self) -> Vec<Option<Result<TcpFabric>>> {
+        let taken: Vec<_> = self.listeners.iter_mut().map(Option::take).collect();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = taken
+                .into_iter()
+                .enumerate()
+                .map(|(rank, listeners)| {
+                    let (nodes, options, notes) = (&self.nodes, &self.options[rank], self.notes[rank].clone());
+                    listeners.map(|listeners| {
+                        scope.spawn(move || connect_with_listeners(listeners, nodes, rank, options, Box::new(notes)))
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.map(|t| t.join().unwrap())).collect()
+        })
+    }
+
+    /// Connects all ranks, which must succeed.
+    pub(crate) fn form(mut self) -> Vec<TcpFabric> {
+        self.connect().into_iter().map(|rank| rank.unwrap().unwrap()).collect()
+    }
+
+    /// Connects all that start, which must fail: the errors, by rank.
+    pub(crate) fn fail(mut self) -> Vec<Option<Error>> {
+        self.connect().into_iter().map(|rank| rank.map(|result| result.map(drop).unwrap_err())).collect()
+    }
+}
+
+/// Sends all of `data`.
+pub(crate) fn send_all(tx: &mut impl Sender, data: &[u8]) -> Result<()> {
+    let deadline = Deadline::after(PATIENCE);
+    let mut sent = 0;
+    while sent < data.len() {
+        match tx.try_send(&[std::io::IoSlice::new(&data[sent..])])? {
+            0 => assert!(wait_any(&[tx.park()], deadline)?, "no room"),
+            n => sent += n,
+        }
+    }
+    Ok(())
+}
+
+/// Receives `len` bytes.
+pub(crate) fn recv_all(rx: &mut impl Receiver, len: usize) -> Result<Vec<u8>> {
+    let deadline = Deadline::after(PATIENCE);
+    let (mut data, mut got) = (vec![0; len], 0);
+    while got < len {
+        match rx.try_recv(&mut data[got..])? {
+            0 => assert!(wait_any(&[rx.park()], deadline)?, "nothing came"),
+            n => got += n,
+        }
+    }
+    Ok(data)
+}
+
+/// Sends a byte over every ring connection of every rank, in both directions, and checks where it arrives.
+pub(crate) fn check_ring(fabrics: &[TcpFabric]) {
+    use nuvec_transport::Fabric;
+    let n = fabrics.len();
+    let rings: Vec<_> = fabrics.iter().map(|fabric| fabric.ring().unwrap()).collect();
+    let mut halves: Vec<_> = rings
+        .into_iter()
+        .map(|ring| {
+            let split = |all: Vec<TcpChannel>| all.into_iter().map(Channel::split).collect::<Vec<_>>();
+            (split(ring.right), split(ring.left))
+        })
+        .collect();
+    for (rank, (right, left)) in halves.iter_mut().enumerate() {
+        assert_eq!((right.len(), left.len()), (fabrics[rank].connections(), fabrics[rank].connections()));
+        for (i, (tx, _)) in right.iter_mut().enumerate() {
+            assert_eq!(tx.peer().rank, (rank + 1) % n);
+            send_all(tx, &[rank as u8, i as u8, b'r']).unwrap();
+        }
+        for (i, (tx, _)) in left.iter_mut().enumerate() {
+            assert_eq!(tx.peer().rank, (rank + n - 1) % n);
+            send_all(tx, &[rank as u8, i as u8, b'l']).unwrap();
+        }
+    }
+    for (rank, (right, left)) in halves.iter_mut().enumerate() {
+        for (i, (_, rx)) in right.iter_mut().enumerate() {
+            assert_eq!(recv_all(rx, 3).unwrap(), [((rank + 1) % n) as u8, i as u8, b'l']);
+        }
+        for (i, (_, rx)) in left.iter_mut().enumerate() {
+            assert_eq!(recv_all(rx, 3).unwrap(), [((rank + n - 1) % n) as u8, i as u8, b'r']);
+        }
+    }
+}
