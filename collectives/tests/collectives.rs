@@ -1,0 +1,376 @@
+//! Whole groups in one process, over channels in memory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nuvec_collectives::plan::{self, Direction, Place};
+use nuvec_collectives::reduce::{NanRule, reduce};
+use nuvec_collectives::{Communicator, Control, DType, Options, Reduction};
+use nuvec_transport::memory::{self, MemoryFabric};
+use nuvec_transport::{Error, Kind, Peer};
+
+type Group = Communicator<MemoryFabric>;
+
+/// A group's shape.
+#[derive(Clone, Copy)]
+struct Shape {
+    n: usize,
+    k: usize,
+    capacity: usize,
+    timeout: Duration,
+    threads: usize,
+}
+
+impl Shape {
+    fn new(n: usize, k: usize) -> Self {
+        Self { n, k, capacity: 1 << 16, timeout: Duration::from_secs(20), threads: 1 }
+    }
+
+    fn form(self) -> Vec<Group> {
+        let peers = || (0..self.n).map(|rank| Peer::new(rank, "memory")).collect();
+        let controls: Vec<_> = (0..self.n).map(|rank| Control::new(rank, peers(), self.timeout)).collect();
+        let handlers = controls.iter().map(Control::handler).collect();
+        let fabrics = memory::network(handlers, self.k, self.capacity, self.timeout);
+        let options = Options::default().threads(self.threads);
+        fabrics.into_iter().zip(controls).map(|(f, c)| Communicator::new(f, c, options).unwrap()).collect()
+    }
+
+    /// Runs `body` as every rank; what each returned.
+    fn run<T: Send + 'static>(self, body: impl Fn(&Group) -> T + Send + Sync + 'static) -> Vec<T> {
+        let body = Arc::new(body);
+        let ranks: Vec<_> = self
+            .form()
+            .into_iter()
+            .map(|group| {
+                let body = body.clone();
+                std::thread::spawn(move || body(&group))
+            })
+            .collect();
+        ranks.into_iter().map(|r| r.join().unwrap()).collect()
+    }
+}
+
+/// Rank `rank`'s `len` floats: values whose sum depends on the order.
+fn floats(rank: usize, len: usize) -> Vec<f32> {
+    let mut state = (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let exponent = ((state >> 60) as i32 - 8) as f32;
+            ((state >> 33) as f32 / (1_u64 << 31) as f32 - 0.5) * exponent.exp2()
+        })
+        .collect()
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_ne_bytes()).collect()
+}
+
+/// The documented order of an all-reduce of `len` floats, computed serially.
+fn summed(n: usize, k: usize, len: usize) -> Vec<u8> {
+    let inputs: Vec<_> = (0..n).map(|r| floats(r, len)).collect();
+    if len * 4 <= 16 << 10 {
+        let sum = |i: usize| inputs[1..].iter().fold(inputs[0][i], |a, x| a + x[i]);
+        return bytes(&(0..len).map(sum).collect::<Vec<_>>());
+    }
+    let lanes = (len * 4 / n / (32 << 10)).clamp(1, 2 * k);
+    let mut sum = vec![0.0; len];
+    for lane in plan::all_reduce(Place { rank: 0, size: n }, len, 4, lanes) {
+        for j in 0..n {
+            let next = |rank: usize| match lane.direction {
+                Direction::Right => (rank + 1) % n,
+                Direction::Left => (rank + n - 1) % n,
+            };
+            for i in lane.range(j).step_by(4).map(|byte| byte / 4) {
+                let mut rank = j;
+                sum[i] = inputs[j][i];
+                for _ in 1..n {
+                    rank = next(rank);
+                    // Each rank adds what it receives to its own.
+                    sum[i] += inputs[rank][i];
+                }
+            }
+        }
+    }
+    bytes(&sum)
+}
+
+#[test]
+fn all_reduce_sums_in_the_documented_order_on_every_rank() {
+    for n in 2..=5 {
+        for k in [1, 3] {
+            for len in [0, 1, n - 1, n, 17, 4096, 4097, 65_537, 300_001] {
+                let results = Shape::new(n, k).run(move |group| {
+                    let mut data = bytes(&floats(group.rank(), len));
+                    group.all_reduce(&mut data, DType::F32, Reduction::Sum).unwrap();
+                    data
+                });
+                let expected = summed(n, k, len);
+                for (rank, data) in results.iter().enumerate() {
+                    assert!(*data == expected, "{n} ranks, {k} connections, {len} elements: rank {rank} differs");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_length_is_right_for_every_dtype_and_collective() {
+    for n in 1..=5 {
+        for k in 1..=3 {
+            let results = Shape::new(n, k).run(move |group| {
+                let (n, me) = (group.size(), group.rank());
+                let input =
+                    |rank: usize, len: usize| -> Vec<u8> { (0..len).map(|i| (i * 7 + rank * 31) as u8).collect() };
+                for len in 0..=70 {
+                    let dtype = DType::ALL[len % DType::ALL.len()];
+                    let reduction = Reduction::ALL[len % 3];
+                    let size = len * dtype.size();
+                    // Integers, whose result no order changes; floats have a test of their own.
+                    let dtype =
+                        if matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64 | DType::Complex64) {
+                            DType::U8
+                        } else {
+                            dtype
+                        };
+                    let serial = |bytes: usize| {
+                        let mut all = input(0, bytes);
+                        if n == 1 {
+                            return all;
+                        }
+                        (1..n).for_each(|r| reduce(dtype, reduction, NanRule::Propagate, &mut all, &input(r, bytes)));
+                        all
+                    };
+                    let mut data = input(me, size);
+                    group.all_reduce(&mut data, dtype, reduction).unwrap();
+                    assert_eq!(data, serial(size), "all-reduce of {len} {dtype}");
+
+                    let mut data = input(me, size * n);
+                    group.reduce_scatter(&mut data, dtype, reduction).unwrap();
+                    let block = me * size..(me + 1) * size;
+                    assert_eq!(data[block.clone()], serial(size * n)[block], "reduce-scatter of {len} {dtype}");
+
+                    let mut all = vec![0; size * n];
+                    group.all_gather(&input(me, size), &mut all).unwrap();
+                    let blocks: Vec<u8> = (0..n).flat_map(|r| input(r, size)).collect();
+                    assert_eq!(all, blocks, "all-gather of {size}");
+
+                    for root in 0..n {
+                        let mut data = input(me, size);
+                        group.broadcast(root, &mut data).unwrap();
+                        assert_eq!(data, input(root, size), "broadcast of {size} from {root}");
+                    }
+                    group.barrier().unwrap();
+                }
+            });
+            assert_eq!(results.len(), n);
+        }
+    }
+}
+
+#[test]
+fn several_threads_move_the_lanes_of_a_large_message() {
+    let shape = Shape { threads: 3, ..Shape::new(2, 3) };
+    let len = 5 << 20 >> 2;
+    let results = shape.run(move |group| {
+        let mut data = bytes(&floats(group.rank(), len));
+        group.all_reduce(&mut data, DType::F32, Reduction::Sum).unwrap();
+        let mut all = vec![0; data.len() * 2];
+        group.all_gather(&data, &mut all).unwrap();
+        assert!(all[..data.len()] == data && all[data.len()..] == data);
+        data
+    });
+    let expected = summed(2, 3, len);
+    assert!(results.iter().all(|data| *data == expected));
+}
+
+#[test]
+fn messages_of_every_size_go_between_all_pairs() {
+    Shape::new(4, 2).run(|group| {
+        let (n, me) = (group.size(), group.rank());
+        let message = |from: usize, len: usize| -> Vec<u8> { (0..len).map(|i| (i ^ (from * 77)) as u8).collect() };
+        for len in [0, 1, 1023, 1024, 2049, 100_000] {
+            for (from, to) in (0..n).flat_map(|a| (0..n).map(move |b| (a, b))).filter(|(a, b)| a != b) {
+                if me == from {
+                    group.send(to, &message(from, len)).unwrap();
+                } else if me == to {
+                    let mut data = vec![0; len];
+                    group.recv(from, &mut data).unwrap();
+                    assert!(data == message(from, len), "{len} bytes from {from} to {to}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn two_threads_of_one_group_never_interleave() {
+    Shape::new(2, 1).run(|group| {
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let mut data = bytes(&[1.5; 3000]);
+                        group.all_reduce(&mut data, DType::F32, Reduction::Sum).unwrap();
+                        assert!(data == bytes(&[3.0; 3000]));
+                    }
+                });
+            }
+        });
+    });
+}
+
+/// What each rank of a pair that disagrees says, in its call or the next one.
+fn disagree(n: usize, odd: fn(&Group) -> Result<(), Error>, even: fn(&Group) -> Result<(), Error>) -> Vec<String> {
+    let start = Instant::now();
+    let errors = Shape::new(n, 2).run(move |group| {
+        let call = if group.rank() == 1 { odd(group) } else { even(group) };
+        let error = call.and_then(|()| group.barrier()).and_then(|()| group.barrier()).expect_err("a mismatch");
+        let later = group.barrier().expect_err("poisoned");
+        assert_eq!(later.kind(), Kind::Poisoned);
+        assert!(later.to_string().contains("the group failed earlier"), "{later}");
+        // A call that began after the failure says so too.
+        let first = error.cause().unwrap_or(&error);
+        assert_eq!(first.kind(), Kind::Mismatch, "{error}");
+        error.to_string()
+    });
+    assert!(start.elapsed() < Duration::from_secs(15));
+    errors
+}
+
+#[test]
+fn ranks_in_different_calls_get_an_error_that_names_both_and_never_data() {
+    fn sum(group: &Group, len: usize, dtype: DType) -> Result<(), Error> {
+        let mut data = vec![1; len * dtype.size()];
+        let result = group.all_reduce(&mut data, dtype, Reduction::Sum);
+        // With two ranks both meet the other's header first, so no element was touched.
+        assert!(group.size() > 2 || (result.is_err() && data.iter().all(|&b| b == 1)), "data changed");
+        result
+    }
+    for n in [2, 3, 4] {
+        for error in disagree(n, |g| sum(g, 4, DType::F32), |g| sum(g, 8, DType::F32)) {
+            assert!(error.contains("4 float32") && error.contains("8 float32"), "{error}");
+        }
+        for error in disagree(n, |g| sum(g, 4, DType::F32), |g| sum(g, 4, DType::I32)) {
+            assert!(error.contains("4 float32") && error.contains("4 int32"), "{error}");
+        }
+        for error in disagree(n, |g| sum(g, 0, DType::F32), |g| sum(g, 1 << 16, DType::F32)) {
+            assert!(error.contains("0 float32") && error.contains("65536 float32"), "{error}");
+        }
+        for error in disagree(n, |g| sum(g, 16, DType::U8), |g| g.all_reduce(&mut [0; 16], DType::U8, Reduction::Max)) {
+            assert!(error.contains("all_sum") && error.contains("all_max"), "{error}");
+        }
+        for error in disagree(n, |g| sum(g, 16, DType::U8), |g| g.all_gather(&[0; 16], &mut vec![0; 16 * g.size()])) {
+            assert!(error.contains("all_sum") && error.contains("all_gather"), "{error}");
+        }
+        for error in disagree(n, |g| g.broadcast(0, &mut [0; 9]), |g| g.broadcast(1, &mut [0; 9])) {
+            assert!(error.contains("from rank 0") && error.contains("from rank 1"), "{error}");
+        }
+        for error in disagree(n, |g| g.broadcast(0, &mut []), Group::barrier) {
+            assert!(error.contains("broadcast") && error.contains("barrier"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_message_of_another_length_is_an_error_that_names_both_calls_on_both_ranks() {
+    let errors = Shape::new(2, 2).run(|group| {
+        let call = match group.rank() {
+            0 => group.send(1, &[1; 10]),
+            _ => group.recv(0, &mut [0; 12]),
+        };
+        call.and_then(|()| group.barrier()).expect_err("a mismatch").to_string()
+    });
+    for error in errors {
+        assert!(error.contains("of 10 bytes") && error.contains("of 12 bytes"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_by_every_survivor() {
+    for n in 2..=5 {
+        for gone in 0..n {
+            let errors = Shape { capacity: 1000, ..Shape::new(n, 1) }.run(move |group| {
+                let mut data = vec![1; 100_000];
+                let first = group.all_reduce(&mut data, DType::U8, Reduction::Sum);
+                if group.rank() == gone {
+                    first.unwrap();
+                    group.close();
+                    return None;
+                }
+                let start = Instant::now();
+                // A rank that is still in the first call may hear of the failure there.
+                let second = first.and_then(|()| group.all_reduce(&mut data, DType::U8, Reduction::Sum));
+                let error = second.expect_err("a rank is gone");
+                assert!(start.elapsed() < Duration::from_secs(5), "{error}");
+                let later = group.barrier().expect_err("poisoned");
+                assert!(later.to_string().contains("the group failed earlier: "), "{later}");
+                assert_eq!(later.peer(), error.peer());
+                Some(error)
+            });
+            for error in errors.into_iter().flatten() {
+                assert_eq!(error.peer().map(|p| p.rank), Some(gone), "{n} ranks: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls_is_a_time_out_that_names_who_was_waited_for() {
+    let shape = Shape { timeout: Duration::from_millis(300), ..Shape::new(2, 1) };
+    let errors = shape.run(|group| {
+        if group.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(800));
+            return None;
+        }
+        Some(group.all_reduce(&mut [0; 4], DType::F32, Reduction::Sum).expect_err("nobody answers"))
+    });
+    let error = errors[0].as_ref().unwrap();
+    assert_eq!((error.kind(), error.peer().map(|p| p.rank)), (Kind::TimedOut, Some(1)), "{error}");
+    assert!(error.to_string().contains("NUVEC_DISTRIBUTED_TIMEOUT"), "{error}");
+}
+
+#[test]
+fn misuse_moves_nothing_and_leaves_the_group_as_it_was() {
+    Shape::new(2, 1).run(|group| {
+        let peer = 1 - group.rank();
+        let misuses = [
+            group.all_reduce(&mut [0; 7], DType::F32, Reduction::Sum),
+            group.reduce_scatter(&mut [0; 12], DType::F64, Reduction::Sum),
+            group.all_gather(&[0; 3], &mut [0; 5]),
+            group.broadcast(2, &mut [0; 3]),
+            group.send(group.rank(), &[0]),
+            group.recv(2, &mut [0]),
+        ];
+        for misuse in misuses {
+            assert_eq!(misuse.expect_err("misuse").kind(), Kind::Misuse);
+        }
+        let mut data = [peer as u8];
+        group.all_reduce(&mut data, DType::U8, Reduction::Max).unwrap();
+        assert_eq!(data, [1]);
+    });
+}
+
+#[test]
+fn a_closed_group_says_so() {
+    let groups = Shape::new(2, 1).form();
+    groups[0].close();
+    let error = groups[0].barrier().expect_err("closed");
+    assert_eq!(error.kind(), Kind::Closed, "{error}");
+    groups[0].close();
+}
+
+#[test]
+fn one_rank_alone_keeps_its_data() {
+    // A network needs two ranks; a group of one needs none of it, but the same calls work.
+    Shape::new(1, 1).run(|group| {
+        let mut data = [1, 2, 3, 4];
+        group.all_reduce(&mut data, DType::U8, Reduction::Sum).unwrap();
+        group.reduce_scatter(&mut data, DType::U8, Reduction::Sum).unwrap();
+        group.broadcast(0, &mut data).unwrap();
+        group.barrier().unwrap();
+        let mut all = [0; 4];
+        group.all_gather(&data, &mut all).unwrap();
+        assert_eq!(all, [1, 2, 3, 4]);
+    });
+}
