@@ -1,1 +1,211 @@
-//! To come.
+//! Distributed transports for nuvec (MLX for Rust): a program on several machines sums its arrays across them.
+//!
+//! [`init`] reads MLX's launch environment, connects the ranks and makes their group the default one of
+//! [`nuvec_core::distributed`]'s collectives. Every rank runs the same program.
+//!
+//! ```no_run
+//! use nuvec_core::{array, distributed};
+//!
+//! # fn main() -> nuvec_core::Result<()> {
+//! let group = nuvec_distributed::init(false)?; // size 1 without a launch environment
+//! let x = array![1.0, 2.0];
+//! let total = distributed::all_sum(&x, None); // the sum over every rank
+//! println!("rank {} of {}: {:?}", group.rank(), group.size(), total.to_vec::<f32>()?);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The launch environment
+//!
+//! `MLX_HOSTFILE` names a JSON file with one entry per rank, each a list of `"host:port"`, one per connection; `MLX_RANK`
+//! is this process's rank. Beside them, all optional:
+//!
+//! | variable | meaning |
+//! | --- | --- |
+//! | `NUVEC_DISTRIBUTED_TIMEOUT` | seconds that connecting, or an operation without progress, waits (30) |
+//! | `NUVEC_DISTRIBUTED_KEY` | a secret of at least 16 bytes that every rank must have (none) |
+//! | `NUVEC_DISTRIBUTED_NAME` | the group's name; groups of different names refuse each other (empty) |
+//! | `NUVEC_DISTRIBUTED_SPIN_US` | microseconds that an operation tries before it sleeps (50; 0: never) |
+//! | `NUVEC_DISTRIBUTED_WIRE` | `native`; `mlx` comes in a later version |
+//! | `MLX_RING_VERBOSE` | set: the steps of connecting are logged at level `info` |
+//!
+//! # Failures
+//!
+//! Every failure is an error that names the rank that failed first: as [`Error::Io`] from the evaluation of an array, or
+//! [`Error::InvalidArgument`] if the call broke a rule. A group that has failed stays failed.
+//!
+//! # What a key does
+//!
+//! With a key, every connection proves that both sides have it, and nobody without it gets in. The traffic itself is
+//! neither encrypted nor authenticated after that, and a short key can be guessed offline by a fake listener: use 32
+//! random bytes.
+//!
+//! What may not live here: sockets, wire formats, algorithms. This crate is the only one of the workspace that knows
+//! nuvec.
+
+#![forbid(unsafe_code)]
+
+mod convert;
+mod options;
+mod ring;
+
+use nuvec_core::distributed::{Group, set_default_group};
+use nuvec_core::{Error, Result};
+use nuvec_launch_env as launch_env;
+use parking_lot::Mutex;
+
+pub use options::Options;
+
+/// A kind of transport.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Backend {
+    /// The ring if its launch environment is there, else JACCL.
+    #[default]
+    Any,
+    /// A ring over TCP (`MLX_HOSTFILE`, `MLX_RANK`).
+    Ring,
+    /// JACCL: RDMA queue pairs (`MLX_IBV_DEVICES`, `MLX_JACCL_COORDINATOR`, `MLX_RANK`). Not in this version.
+    Jaccl,
+}
+
+/// The group that `init` made, and the backend that it was asked for.
+static INITIALISED: Mutex<Option<(Backend, Group)>> = Mutex::new(None);
+
+/// [`init_backend`] with [`Backend::Any`], as `mx.distributed.init()`.
+pub fn init(strict: bool) -> Result<Group> {
+    init_backend(strict, Backend::Any)
+}
+
+/// Connects this process as its launch environment says, and makes the group nuvec's default one.
+///
+/// Blocks until every rank is there, at the longest for the time-out. A second call returns the same group. Without a
+/// launch environment: an error if `strict`, else the group of this process alone, which is not remembered.
+///
+/// Errors: the environment is there but wrong, or half there ([`Error::InvalidArgument`]), `strict` or not; a rank
+/// cannot be reached or refuses ([`Error::Io`]), with its name, its address and the reason; an earlier call asked for
+/// another backend.
+pub fn init_backend(strict: bool, backend: Backend) -> Result<Group> {
+    let mut initialised = INITIALISED.lock();
+    if let Some((made, group)) = &*initialised {
+        if backend == Backend::Any || *made == backend {
+            return Ok(group.clone());
+        }
+        return Err(invalid(format!("the default group was made with backend {made:?} before, not {backend:?}")));
+    }
+    let Some((made, group)) = connect_environment(&launch_env::ProcessEnv, backend)? else {
+        if strict {
+            return Err(invalid(match backend {
+                Backend::Jaccl => {
+                    "nothing of a JACCL launch is in the environment: set MLX_IBV_DEVICES, MLX_JACCL_COORDINATOR and MLX_RANK"
+                }
+                _ => "nothing of a launch is in the environment: set MLX_HOSTFILE and MLX_RANK",
+            }));
+        }
+        return Ok(Group::single());
+    };
+    set_default_group(group.clone());
+    *initialised = Some((made, group.clone()));
+    Ok(group)
+}
+
+/// The group that the environment describes and the backend that it runs on; `None` if it describes none for `backend`.
+fn connect_environment(vars: &dyn launch_env::Vars, backend: Backend) -> Result<Option<(Backend, Group)>> {
+    let env = match backend {
+        Backend::Ring => launch_env::Ring::read(vars).map(|ring| (ring, None)),
+        Backend::Jaccl => launch_env::Jaccl::read(vars).map(|jaccl| (None, jaccl)),
+        Backend::Any => launch_env::read(vars).map(|env| (env.ring, env.jaccl)),
+    };
+    let (ring, jaccl) = env.map_err(convert::environment)?;
+    if let Some(ring) = ring {
+        let settings = launch_env::Settings::read(vars).map_err(convert::environment)?;
+        if settings.wire == Some(launch_env::WireName::Mlx) {
+            return Err(invalid("NUVEC_DISTRIBUTED_WIRE: this version speaks only the native wire, not mlx"));
+        }
+        return Ok(Some((Backend::Ring, ring::connect(&ring, &Options::from(settings))?)));
+    }
+    if jaccl.is_some() {
+        return Err(invalid(
+            "the environment describes a JACCL launch, and this build has no JACCL: launch with the ring backend (MLX_HOSTFILE)",
+        ));
+    }
+    Ok(None)
+}
+
+/// Whether this build and machine can use `backend`. No launch environment is needed.
+pub fn is_available(backend: Backend) -> bool {
+    matches!(backend, Backend::Any | Backend::Ring)
+}
+
+/// Connects rank `rank` of the ring over `nodes`: per rank its addresses, one connection per address, as in MLX's
+/// hostfile. The group is not made the default. One rank alone is the group of this process, without a socket.
+///
+/// Blocks and fails as [`init_backend`].
+pub fn init_with(nodes: &[Vec<String>], rank: usize, options: &Options) -> Result<Group> {
+    ring::connect(&launch_env::parse_nodes(nodes, rank).map_err(convert::environment)?, options)
+}
+
+fn invalid(text: impl Into<String>) -> Error {
+    Error::InvalidArgument(format!("distributed: {}", text.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn environment(vars: &[(&str, &str)]) -> BTreeMap<String, String> {
+        vars.iter().map(|&(k, v)| (k.to_owned(), v.to_owned())).collect()
+    }
+
+    #[test]
+    fn nothing_of_a_launch_is_no_group_for_every_backend() {
+        for backend in [Backend::Any, Backend::Ring, Backend::Jaccl] {
+            assert!(connect_environment(&environment(&[]), backend).unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn half_a_launch_is_an_error_that_names_what_is_missing() {
+        for (vars, missing) in [
+            (&[("MLX_RANK", "0")][..], "MLX_HOSTFILE"),
+            (&[("MLX_HOSTFILE", "/nowhere")][..], "MLX_RANK"),
+            (&[("MLX_JACCL_COORDINATOR", "a:1"), ("MLX_RANK", "0")][..], "MLX_IBV_DEVICES"),
+        ] {
+            let e = connect_environment(&environment(vars), Backend::Any).expect_err("half a launch");
+            assert!(matches!(&e, Error::InvalidArgument(text) if text.contains(missing)), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_jaccl_launch_is_an_error_in_a_build_without_jaccl_and_never_size_1() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, r#"[[null, "a"], ["a", null]]"#).unwrap();
+        let path = file.path().to_str().unwrap();
+        let vars = [("MLX_IBV_DEVICES", path), ("MLX_JACCL_COORDINATOR", "127.0.0.1:5000"), ("MLX_RANK", "0")];
+        for backend in [Backend::Any, Backend::Jaccl] {
+            let e = connect_environment(&environment(&vars), backend).expect_err("no JACCL here");
+            assert!(e.to_string().contains("no JACCL"), "{e}");
+        }
+        assert!(!is_available(Backend::Jaccl) && is_available(Backend::Ring));
+    }
+
+    #[test]
+    fn the_mlx_wire_is_an_error_that_says_so() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, r#"[["127.0.0.1:5000"], ["127.0.0.1:5001"]]"#).unwrap();
+        let vars =
+            [("MLX_HOSTFILE", file.path().to_str().unwrap()), ("MLX_RANK", "0"), ("NUVEC_DISTRIBUTED_WIRE", "mlx")];
+        let e = connect_environment(&environment(&vars), Backend::Any).expect_err("no mlx wire yet");
+        assert!(e.to_string().contains("NUVEC_DISTRIBUTED_WIRE"), "{e}");
+    }
+
+    #[test]
+    fn one_rank_needs_no_socket() {
+        let nodes = [vec!["192.0.2.1:1".to_owned()]];
+        assert_eq!(init_with(&nodes, 0, &Options::default()).unwrap().size(), 1);
+        assert!(init_with(&nodes, 1, &Options::default()).is_err());
+        assert!(init_with(&[], 0, &Options::default()).is_err());
+    }
+}

@@ -1,0 +1,15 @@
+//! Sums an array over every rank.
+//!
+//! One process alone: `cargo run --example all_sum -p nuvec-distributed`. Four on this machine:
+//! `cargo xtask launch -n 4 -- target/debug/examples/all_sum`.
+
+use nuvec_core::{array, distributed};
+
+fn main() -> nuvec_core::Result<()> {
+    let group = nuvec_distributed::init(false)?;
+    let rank = group.rank() as f32;
+    let x = array![1.0, rank];
+    let total = distributed::all_sum(&x, None).to_vec::<f32>()?;
+    println!("rank {} of {}: {x:?} summed over all ranks is {total:?}", group.rank(), group.size());
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! Between this workspace's types and nuvec's.
+
+use nuvec_collectives::{DType, Reduction};
+use nuvec_core::Error;
+use nuvec_core::distributed::AllReduce;
+use nuvec_launch_env as launch_env;
+use nuvec_transport::Kind;
+
+/// An error of the launch environment: a file that cannot be read is I/O, all else a wrong argument.
+pub(crate) fn environment(e: launch_env::Error) -> Error {
+    let text = format!("distributed: {e}");
+    match e.kind() {
+        launch_env::ErrorKind::Unreadable { .. } => Error::Io(text),
+        _ => Error::InvalidArgument(text),
+    }
+}
+
+/// An error of a transport or a collective.
+pub(crate) fn transport(e: nuvec_transport::Error) -> Error {
+    let text = format!("distributed: {e}");
+    match e.kind() {
+        Kind::Misuse | Kind::Unsupported | Kind::Closed => Error::InvalidArgument(text),
+        _ => Error::Io(text),
+    }
+}
+
+/// nuvec's element type as the collectives know it. Errors: one that is newer than they are.
+pub(crate) fn dtype(dtype: nuvec_core::DType) -> nuvec_core::Result<DType> {
+    use nuvec_core::DType as N;
+    Ok(match dtype {
+        N::Bool => DType::Bool,
+        N::U8 => DType::U8,
+        N::U16 => DType::U16,
+        N::U32 => DType::U32,
+        N::U64 => DType::U64,
+        N::I8 => DType::I8,
+        N::I16 => DType::I16,
+        N::I32 => DType::I32,
+        N::I64 => DType::I64,
+        N::F16 => DType::F16,
+        N::BF16 => DType::BF16,
+        N::F32 => DType::F32,
+        N::F64 => DType::F64,
+        N::Complex64 => DType::Complex64,
+        other => return Err(crate::invalid(format!("element type {other} cannot be reduced by this version"))),
+    })
+}
+
+/// nuvec's reduction as the collectives know it. Errors: one that is newer than they are.
+pub(crate) fn reduction(op: AllReduce) -> nuvec_core::Result<Reduction> {
+    Ok(match op {
+        AllReduce::Sum => Reduction::Sum,
+        AllReduce::Max => Reduction::Max,
+        AllReduce::Min => Reduction::Min,
+        other => return Err(crate::invalid(format!("reduction {other:?} is unknown to this version"))),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dtypes_keep_their_size_and_name() {
+        use nuvec_core::DType as N;
+        let all = [
+            N::Bool,
+            N::U8,
+            N::U16,
+            N::U32,
+            N::U64,
+            N::I8,
+            N::I16,
+            N::I32,
+            N::I64,
+            N::F16,
+            N::BF16,
+            N::F32,
+            N::F64,
+            N::Complex64,
+        ];
+        for theirs in all {
+            let ours = dtype(theirs).unwrap();
+            assert_eq!((ours.size(), ours.name()), (theirs.size(), theirs.name()));
+        }
+    }
+}
