@@ -160,7 +160,7 @@ fn rings(exhaustive: bool) -> Vec<(String, ring_test::Options, Expected)> {
     spoiled.spoil = Some(case.into());
     spoiled.seed = Some(7);
     let again = spoiled_reproduction(case);
-    add(spoiled, Expected::Failure(vec![format!("failed: {case} on rank 1"), again]));
+    add(spoiled, Expected::Failure(vec![format!("failed: {case} on rank "), again]));
     if exhaustive {
         for ranks in 1..=8 {
             for connections in 1..=3 {

@@ -1,0 +1,184 @@
+//! One rank of a ring, joined through the facade as MLX's environment says: started by `cargo xtask ring-test` and by
+//! this package's tests, which read its report (`nuvec_distributed_tests::report`).
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use clap::{Args, Parser, Subcommand};
+use nuvec_core::distributed::{self, Group};
+use nuvec_core::{Array, eval};
+use nuvec_distributed_tests::cases::{self, Case, Failure, Ring, Selection};
+use nuvec_distributed_tests::{measure, report, second};
+
+/// One rank of a ring.
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Check every collective and measure some
+    Check(Check),
+    /// All-reduce 16 MiB over and over until it fails, then call once more and report both errors
+    Loop {
+        /// Give up after so many seconds
+        #[arg(long, default_value_t = 300)]
+        limit: u64,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Check {
+    /// Where the data's random numbers begin; the same on every rank
+    #[arg(long)]
+    seed: u64,
+    /// Fewer lengths
+    #[arg(long)]
+    quick: bool,
+    /// Sizes in bytes in place of the built-in lengths
+    #[arg(long, value_delimiter = ',')]
+    sizes: Vec<usize>,
+    /// Only the check of this name, or those whose name begins with it and a slash
+    #[arg(long)]
+    only: Option<String>,
+    /// Change one element of this check's result, so that it must fail
+    #[arg(long)]
+    spoil: Option<String>,
+    /// All ranks share this machine's clock
+    #[arg(long)]
+    one_machine: bool,
+}
+
+/// Why the rank ends, other than with its work done.
+enum End {
+    /// A port of its own is taken.
+    PortTaken(String),
+    /// Anything else, told on standard error.
+    Error(String),
+    /// A failure that was reported.
+    Reported,
+}
+
+impl From<String> for End {
+    fn from(text: String) -> Self {
+        // The errno's text is all that is left of it in an error that came through nuvec.
+        if text.contains("Address already in use") { Self::PortTaken(text) } else { Self::Error(text) }
+    }
+}
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let end = match Cli::parse().command {
+        Command::Check(options) => check(&options),
+        Command::Loop { limit } => endless(Duration::from_secs(limit)),
+    };
+    match end {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(End::Reported) => ExitCode::FAILURE,
+        Err(End::Error(text)) => {
+            eprintln!("error: {text}");
+            ExitCode::FAILURE
+        }
+        Err(End::PortTaken(text)) => {
+            eprintln!("error: {text}");
+            ExitCode::from(report::PORT_TAKEN)
+        }
+    }
+}
+
+/// Joins the ring.
+fn join() -> Result<Group, End> {
+    nuvec_distributed::init(true).map_err(|e| End::from(e.to_string()))
+}
+
+/// Runs every wanted check, then the measurements.
+fn check(options: &Check) -> Result<(), End> {
+    let selection = Selection { quick: options.quick, sizes: options.sizes.clone(), only: options.only.clone() };
+    let group = join()?;
+    let nodes = second::nodes()?;
+    let group_of_second = match &nodes {
+        Some(nodes) => Some(Arc::new(second::form(nodes, group.rank()).map_err(|e| End::from(e.to_string()))?)),
+        None => None,
+    };
+    let connections = nodes.as_ref().and_then(|nodes| nodes.first()).map_or(1, Vec::len);
+    let mut all = cases::cases(group.size(), connections, &selection);
+    if let Some(second) = &group_of_second {
+        all.extend(second::cases(second, options.one_machine, &selection));
+    }
+    let sizes = measure::sizes(group.size(), &selection);
+    if all.is_empty() {
+        return Err(End::Error("there is no such check".into()));
+    }
+    report::plan(all.len() + sizes.len() * measure::OPERATIONS.len());
+    let mut ring = Ring { group, seed: options.seed, spoil: options.spoil.clone(), spoiled: false };
+    let mut good = run(&all, &mut ring)?;
+    if let Some(spoil) = &ring.spoil
+        && !ring.spoiled
+    {
+        report::fail(spoil, "there was nothing to spoil: no such check ran, or its result is empty");
+        good = false;
+    }
+    for bytes in sizes {
+        for operation in measure::OPERATIONS {
+            let name = format!("measuring {operation} of {bytes} bytes");
+            report::case(&name);
+            if let Err(e) = measure::measure(&ring.group, operation, bytes) {
+                report::fail(&name, &e.to_string());
+                return Err(End::Reported);
+            }
+        }
+    }
+    report::done();
+    if good { Ok(()) } else { Err(End::Reported) }
+}
+
+/// Runs the checks; whether all were good. An error of a call ends it: the group has failed.
+fn run(all: &[Case], ring: &mut Ring) -> Result<bool, End> {
+    let mut good = true;
+    for case in all {
+        report::case(&case.name);
+        match case.run(ring) {
+            Ok(()) => {}
+            Err(Failure::Wrong(text)) => {
+                report::fail(&case.name, &text);
+                good = false;
+            }
+            Err(Failure::Call(text)) => {
+                report::fail(&case.name, &text);
+                return Err(End::Reported);
+            }
+        }
+    }
+    Ok(good)
+}
+
+/// All-reduces until one fails, and reports that error and the next call's.
+fn endless(limit: Duration) -> Result<(), End> {
+    let group = join()?;
+    let x = Array::from(vec![1.0f32; 4 << 20]);
+    x.eval().map_err(|e| End::Error(e.to_string()))?;
+    let call = || eval(&[distributed::all_sum(&x, Some(&group))]);
+    let start = Instant::now();
+    let mut first = true;
+    let error = loop {
+        if let Err(e) = call() {
+            break e;
+        }
+        if first {
+            report::looping();
+            first = false;
+        }
+        if start.elapsed() > limit {
+            return Err(End::Error(format!("nothing failed for {} s", limit.as_secs())));
+        }
+    };
+    let at = SystemTime::now();
+    let next = Instant::now();
+    let again = call().err().map(|e| e.to_string()).unwrap_or_default();
+    report::error(at, &error.to_string(), &again, next.elapsed());
+    Err(End::Reported)
+}
