@@ -3,6 +3,10 @@
 //! A link that comes up is given every card that is known; a card that is new is passed on to the other link. So all
 //! cards reach all ranks over any set of links that connects them. The hash of all cards is the session: two runs never
 //! share one, because each rank puts fresh random bytes on its card.
+//!
+//! A card says that its rank is there, not that it has all its connections: cards go round a ring that has a gap. So a
+//! rank that has them all says so too, and that word goes round as cards do. A group has formed once both are complete;
+//! else one rank could return from forming while another is still being refused by its neighbour.
 
 use std::time::Duration;
 
@@ -12,6 +16,13 @@ use crate::context::Context;
 
 /// Bytes of a card: rank u32, connections u16, agreement u32, cores u32, time-out in ms u64, nonce[32], little-endian.
 pub(crate) const CARD: usize = 54;
+
+/// Bytes of the word that a rank has all its connections: its rank u32.
+pub(crate) const READY: usize = 4;
+
+fn ready_word(rank: usize) -> [u8; READY] {
+    u32::try_from(rank).unwrap_or(u32::MAX).to_le_bytes()
+}
 
 /// What one rank says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +78,7 @@ pub(crate) fn own_cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }
 
-/// What a card that arrived was.
+/// What a card, or a word, that arrived was.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Learned {
     /// New: to be passed on to the other link.
@@ -85,6 +96,7 @@ pub(crate) enum Learned {
 pub(crate) struct Cards {
     own: usize,
     all: Vec<Option<Card>>,
+    ready: Vec<bool>,
 }
 
 impl Cards {
@@ -93,7 +105,7 @@ impl Cards {
         let mut all = vec![None; size];
         let rank = own.rank as usize;
         all[rank] = Some(own);
-        Self { own: rank, all }
+        Self { own: rank, all, ready: vec![false; size] }
     }
 
     /// Takes a card that arrived.
@@ -130,6 +142,35 @@ impl Cards {
         Learned::New
     }
 
+    /// This rank has all its connections now: the word to send on both links, once.
+    pub(crate) fn own_ready(&mut self) -> Option<[u8; READY]> {
+        let first = !std::mem::replace(&mut self.ready[self.own], true);
+        first.then(|| ready_word(self.own))
+    }
+
+    /// Takes the word of a rank that has all its connections.
+    pub(crate) fn learn_ready(&mut self, bytes: &[u8]) -> Learned {
+        let rank = bytes.try_into().map(u32::from_le_bytes).ok();
+        match rank.and_then(|rank| self.ready.get_mut(rank as usize)) {
+            None => Learned::Malformed("sent word of a rank that is not in the group".into()),
+            Some(true) => Learned::Known,
+            Some(ready) => {
+                *ready = true;
+                Learned::New
+            }
+        }
+    }
+
+    /// The words of all ranks that are known to have all their connections.
+    pub(crate) fn ready(&self) -> impl Iterator<Item = [u8; READY]> {
+        self.ready.iter().enumerate().filter(|(_, ready)| **ready).map(|(rank, _)| ready_word(rank))
+    }
+
+    /// The ranks whose connections are not known to be all there.
+    pub(crate) fn unready(&self) -> Vec<usize> {
+        self.ready.iter().enumerate().filter(|(_, ready)| !**ready).map(|(rank, _)| rank).collect()
+    }
+
     /// Every card that is known, as bytes.
     pub(crate) fn known(&self) -> impl Iterator<Item = [u8; CARD]> {
         self.all.iter().flatten().map(Card::write)
@@ -140,9 +181,9 @@ impl Cards {
         self.all.iter().enumerate().filter(|(_, card)| card.is_none()).map(|(rank, _)| rank).collect()
     }
 
-    /// Whether every card is known.
+    /// Whether every card is known, and every rank has all its connections.
     pub(crate) fn complete(&self) -> bool {
-        self.all.iter().all(Option::is_some)
+        self.all.iter().all(Option::is_some) && self.ready.iter().all(|ready| *ready)
     }
 
     /// What all cards together say.
@@ -238,7 +279,10 @@ mod tests {
             for seed in 0..50 {
                 for ring in [true, false] {
                     let ranks = flood(size, ring, seed);
-                    assert!(ranks.iter().all(Cards::complete), "size {size} ring {ring} seed {seed}");
+                    assert!(
+                        ranks.iter().all(|cards| cards.missing().is_empty()),
+                        "size {size} ring {ring} seed {seed}"
+                    );
                     let first = ranks[0].summary();
                     assert!(ranks.iter().all(|r| r.summary() == first));
                     assert_eq!(first.min_cores, 4);
@@ -271,6 +315,21 @@ mod tests {
         };
         check(&|c| c.connections = 3, &["3 connections", "rank 0 has 2"]);
         check(&|c| c.agreement = 8, &["agreement 8", "rank 0 has 7"]);
+    }
+
+    #[test]
+    fn a_group_is_complete_once_every_rank_is_there_and_has_its_connections() {
+        let mut cards = Cards::new(2, card(0));
+        assert_eq!(cards.learn(&card(1).write()), Learned::New);
+        let word = cards.own_ready().unwrap();
+        assert!(cards.own_ready().is_none() && !cards.complete());
+        assert_eq!(cards.learn_ready(&word), Learned::Known);
+        assert_eq!(cards.unready(), [1]);
+        assert_eq!(cards.learn_ready(&ready_word(1)), Learned::New);
+        assert!(cards.complete() && cards.ready().count() == 2);
+        for noise in [&[][..], &[2, 0, 0, 0], &[0, 0, 0]] {
+            assert!(matches!(cards.learn_ready(noise), Learned::Malformed(_)));
+        }
     }
 
     #[test]

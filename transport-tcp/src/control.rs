@@ -36,8 +36,8 @@ enum Slot {
 pub(crate) struct Events {
     /// Links that are up now.
     pub(crate) up: Vec<usize>,
-    /// Cards, with the link that they came on.
-    pub(crate) cards: Vec<(usize, Vec<u8>)>,
+    /// What is the transport's own, with the link that it came on.
+    pub(crate) frames: Vec<(usize, Frame)>,
     /// Links that ended. The handler has not been told: see [`Control::tell_ended`].
     pub(crate) ended: Vec<(usize, Error)>,
 }
@@ -217,7 +217,7 @@ impl Control {
         }
         for (kind, payload) in frames {
             match kind {
-                FrameKind::Card => events.cards.push((index, payload)),
+                FrameKind::Card | FrameKind::Ready => events.frames.push((index, (kind, payload))),
                 FrameKind::Message => {
                     self.call(now, |handler, now, out| handler.message(link_id(index), &payload, now, out));
                 }

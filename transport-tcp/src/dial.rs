@@ -47,10 +47,16 @@ impl Failure {
         if retry || elsewhere { Hello::Failed(failure) } else { Hello::Final(failure) }
     }
 
-    fn of_connect(address: SocketAddr, e: &io::Error) -> Self {
+    /// A connect to `at` (empty where the peer's name says it already) that failed.
+    fn of_connect(at: &str, e: &io::Error) -> Self {
         let kind = if exhausted(e) { Kind::Exhausted } else { Kind::TimedOut };
-        Self::new(kind, format!("did not answer at {address}: {}", errno_text(e)))
+        Self::new(kind, format!("did not answer{at}: {}", errno_text(e)))
     }
+}
+
+/// Where a dial went, unless that is what its peer is called.
+fn at(name: &Address, address: SocketAddr) -> String {
+    if name.to_string() == address.to_string() { String::new() } else { format!(" at {address}") }
 }
 
 enum State {
@@ -138,15 +144,15 @@ impl Dial {
                 State::Connecting { stream, address, until } => match stream.connected() {
                     Ok(false) if now < *until => return None,
                     Ok(false) => {
-                        let text = format!("did not answer at {address}: nothing came back");
+                        let text = format!("did not answer{}: nothing came back", at(&self.address, *address));
                         self.failed(now, Failure::new(Kind::TimedOut, text));
                     }
                     Err(e) => {
-                        let failure = Failure::of_connect(*address, &e);
+                        let failure = Failure::of_connect(&at(&self.address, *address), &e);
                         self.failed(now, failure);
                     }
                     Ok(true) if stream.is_self() => {
-                        let text = format!("did not answer at {address}: the connection met itself");
+                        let text = format!("did not answer{}: nothing listens", at(&self.address, *address));
                         self.failed(now, Failure::new(Kind::TimedOut, text));
                     }
                     Ok(true) => self.greet(now, identity),
@@ -188,13 +194,23 @@ impl Dial {
 
     /// Why it does not stand, with how often and how long it was tried.
     pub(crate) fn error(&self, now: Instant) -> Error {
-        let failure = self.failure.clone().unwrap_or_else(|| Failure::new(Kind::TimedOut, "did not answer"));
+        let failure = self.failure.clone().unwrap_or_else(|| Failure::new(Kind::TimedOut, self.under_way()));
         let seconds = now.saturating_duration_since(self.began).as_secs_f64();
         let tried = match self.tries {
             0 | 1 if matches!(failure.kind, Kind::Rejected(_)) => String::new(),
             tries => format!(" (tried {tries} time{} in {seconds:.1} s)", if tries == 1 { "" } else { "s" }),
         };
         Error::new(failure.kind, format!("{}{tried}", failure.text)).with_peer(&self.peer)
+    }
+
+    /// What a dial that has not failed yet waits for; it follows the peer's name.
+    fn under_way(&self) -> &'static str {
+        match &self.state {
+            State::Resting { .. } => "was not dialled",
+            State::Resolving => "could not be resolved: the resolver did not answer",
+            State::Connecting { .. } => "did not answer: nothing came back",
+            State::Greeting { hello, .. } => hello.unanswered(),
+        }
     }
 
     fn failed(&mut self, now: Instant, failure: Failure) {
@@ -212,7 +228,7 @@ impl Dial {
                     self.state = State::Connecting { stream, address, until: now + patience };
                     return;
                 }
-                Err(e) => self.failure = Some(Failure::of_connect(address, &e)),
+                Err(e) => self.failure = Some(Failure::of_connect(&at(&self.address, address), &e)),
             }
         }
         self.rest_awhile(now);

@@ -18,6 +18,9 @@ use crate::streams::Streams;
 /// The longest that the service thread is waited for when the group closes.
 const CLOSE: Duration = Duration::from_secs(1);
 
+/// How long a thread that has nothing more to write may take to end.
+const NOTICE: Duration = Duration::from_millis(200);
+
 /// The service thread of a group with peers.
 pub(crate) struct Remote {
     pub(crate) mailbox: Mailbox,
@@ -157,11 +160,12 @@ impl Fabric for TcpFabric {
         !matches!(flushed.recv_deadline(deadline.instant()), Err(RecvTimeoutError::Timeout))
     }
 
-    /// Waits at most until the deadline, and at most about a second.
+    /// Waits at most until the deadline, but always for as long as the thread needs to notice, and at most about a second.
     fn close(&self, deadline: Deadline) {
         if let Some(remote) = &self.remote {
             remote.mailbox.send(Command::Close(deadline));
-            remote.join(deadline.sooner(CLOSE));
+            let notice = Deadline::after(NOTICE);
+            remote.join(deadline.sooner(CLOSE).max(notice));
         }
         self.streams.end();
     }

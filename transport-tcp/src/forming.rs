@@ -42,17 +42,15 @@ impl Forming {
         self.left.get(index).and_then(Option::as_ref).is_some_and(TcpChannel::is_open)
     }
 
-    /// Whether nothing more is needed of that link's neighbour, so that it may leave.
-    pub(crate) fn is_done_with(&self, link: usize) -> bool {
-        let ring = if link == TO_RIGHT { &self.right } else { &self.left };
-        self.cards.complete() && ring.iter().all(Option::is_some)
+    /// Whether this rank has all its connections.
+    pub(crate) fn connected(&self, control: &Control) -> bool {
+        let there = |ring: &[Option<TcpChannel>]| ring.iter().all(Option::is_some);
+        control.is_up(TO_RIGHT) && control.is_up(FROM_LEFT) && there(&self.right) && there(&self.left)
     }
 
-    /// Whether everything is there.
-    pub(crate) fn complete(&self, control: &Control) -> bool {
-        let ended = |link| self.deferred.iter().any(|(index, _)| *index == link);
-        let known = |link| control.is_up(link) || ended(link);
-        known(TO_RIGHT) && known(FROM_LEFT) && self.is_done_with(TO_RIGHT) && self.is_done_with(FROM_LEFT)
+    /// Whether everybody is there with all connections: from then on a neighbour may leave.
+    pub(crate) fn complete(&self) -> bool {
+        self.cards.complete()
     }
 
     /// The ring, once it is complete.
@@ -101,7 +99,11 @@ impl Forming {
                 let what = format!("is not there: no word of it came round within {seconds:.1} s");
                 Error::new(Kind::TimedOut, what).with_peer(&context.peer(rank, 0))
             }
-            None => Error::new(Kind::TimedOut, format!("the group did not form within {seconds:.1} s")),
+            None => {
+                let rank = self.cards.unready().first().copied().unwrap_or(context.rank);
+                let what = format!("is there, but did not get all its connections within {seconds:.1} s");
+                Error::new(Kind::TimedOut, what).with_peer(&context.peer(rank, 0))
+            }
         });
         missing.retain(|&rank| first.peer().is_none_or(|peer| peer.rank != rank));
         if !missing.is_empty() {
@@ -139,7 +141,8 @@ impl Refusals {
         }
     }
 
-    fn text(&self) -> Option<String> {
+    /// All of them in one line, if there are any.
+    pub(crate) fn text(&self) -> Option<String> {
         if self.kept.is_empty() {
             return None;
         }

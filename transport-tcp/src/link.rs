@@ -23,6 +23,8 @@ pub(crate) enum FrameKind {
     Card,
     /// A control handler's message.
     Message,
+    /// The word that a rank has all its connections, while the group forms.
+    Ready,
 }
 
 impl FrameKind {
@@ -30,11 +32,12 @@ impl FrameKind {
         match self {
             Self::Card => 1,
             Self::Message => 2,
+            Self::Ready => 3,
         }
     }
 
     fn from_code(code: u8) -> Option<Self> {
-        [Self::Card, Self::Message].into_iter().find(|kind| kind.code() == code)
+        [Self::Card, Self::Message, Self::Ready].into_iter().find(|kind| kind.code() == code)
     }
 }
 

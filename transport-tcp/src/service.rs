@@ -21,7 +21,7 @@ use crate::dial::Dial;
 use crate::dials::{Dials, Purpose};
 use crate::forming::{Forming, Refusals};
 use crate::hello::Role;
-use crate::link::FrameKind;
+use crate::link::{Frame, FrameKind};
 use crate::listen::Listeners;
 use crate::log::{Warning, step};
 use crate::pending::Pending;
@@ -336,19 +336,20 @@ impl Service {
         }
     }
 
-    /// Gives a link that has come up every card that is known.
+    /// Gives a link that has come up everything that is known.
     fn send_cards(&mut self, link: usize) {
         if let Phase::Forming(forming) = &self.phase {
             forming.cards.known().for_each(|card| self.control.send(link, FrameKind::Card, &card));
+            forming.cards.ready().for_each(|word| self.control.send(link, FrameKind::Ready, &word));
         }
     }
 
     /// Goes on with the control links.
     fn drive_control(&mut self, now: Instant) {
-        let Events { up, cards, ended } = self.control.step(now);
+        let Events { up, frames, ended } = self.control.step(now);
         up.into_iter().for_each(|link| self.send_cards(link));
-        for (link, card) in cards {
-            self.learn(link, &card, now);
+        for (link, frame) in frames {
+            self.learn(link, &frame, now);
         }
         self.links_ended(ended, now);
         // What the handler said to all that may end a link too; there are two links, so this ends.
@@ -362,18 +363,27 @@ impl Service {
         }
     }
 
-    /// Takes a card that arrived.
-    fn learn(&mut self, link: usize, card: &[u8], now: Instant) {
+    /// Takes a card, or a word, that arrived.
+    fn learn(&mut self, link: usize, (kind, payload): &Frame, now: Instant) {
         let Phase::Forming(forming) = &mut self.phase else { return };
-        match forming.cards.learn(card) {
+        let learned = match kind {
+            FrameKind::Card => forming.cards.learn(payload),
+            FrameKind::Ready => forming.cards.learn_ready(payload),
+            FrameKind::Message => return,
+        };
+        match learned {
             Learned::Known => {}
-            Learned::New => self.control.send(1 - link, FrameKind::Card, card),
+            Learned::New => self.control.send(1 - link, *kind, payload),
             Learned::Malformed(what) => {
                 let from = if link == TO_RIGHT { self.context.right() } else { self.context.left() };
                 let peer = self.context.peer(from, 0);
                 self.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
             }
-            Learned::Unfit(rank, what) => self.fail(unfit(&self.context, rank, what), now),
+            Learned::Unfit(rank, what) => {
+                // The other neighbour finds the same, and so need not ask why this rank left.
+                self.control.send(1 - link, *kind, payload);
+                self.fail(unfit(&self.context, rank, what), now);
+            }
         }
     }
 
@@ -383,10 +393,11 @@ impl Service {
             step!(self.context.options.verbose, "{why}");
             match &mut self.phase {
                 // A neighbour that needs nothing more of us may have formed, worked and left already.
-                Phase::Forming(forming) if forming.is_done_with(link) => forming.deferred.push((link, why)),
+                Phase::Forming(forming) if forming.complete() => forming.deferred.push((link, why)),
                 Phase::Forming(_) => {
                     self.control.tell_ended(link, &why, now);
-                    let what = format!("left before the group had formed: it {}", why.what());
+                    let refused = self.refusals.text().map(|text| format!("; {text}")).unwrap_or_default();
+                    let what = format!("left before the group had formed: it {}{refused}", why.what());
                     let error = Error::new(why.kind(), what);
                     self.fail(why.peer().map_or(error.clone(), |peer| error.with_peer(peer)), now);
                 }
@@ -404,8 +415,14 @@ impl Service {
             let poison = poison.clone();
             return self.fail(poison, now);
         }
+        if let Phase::Forming(forming) = &mut self.phase
+            && forming.connected(&self.control)
+            && let Some(word) = forming.cards.own_ready()
+        {
+            [TO_RIGHT, FROM_LEFT].into_iter().for_each(|link| self.control.send(link, FrameKind::Ready, &word));
+        }
         match &mut self.phase {
-            Phase::Forming(forming) if forming.complete(&self.control) => self.settle(now),
+            Phase::Forming(forming) if forming.complete() => self.settle(now),
             Phase::Forming(forming) if now >= forming.deadline => {
                 let unreached = self.dials.unreached(now);
                 let error = forming.timed_out(&self.context, &self.control, unreached, &self.refusals, now);

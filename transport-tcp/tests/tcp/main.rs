@@ -1,6 +1,11 @@
-//! Groups of ranks over loopback, each rank a thread of this process: forming, streams, control, closing, and everything
-//! that can go wrong with them. Ports are the system's choice, handed over as listeners.
+//! Groups of ranks over loopback, each rank a thread of this process: forming, streams, control, closing, and what goes
+//! wrong with them. Ports are mostly the system's choice, handed over as listeners.
 
-mod support;
-
+mod closing;
+mod control;
 mod forming;
+mod missing;
+mod refused;
+mod strangers;
+mod streams;
+mod support;

@@ -29,10 +29,8 @@ pub(crate) struct Told {
 #[derive(Clone, Default)]
 pub(crate) struct Notes {
     pub(crate) told: Arc<Mutex<Told>>,
-    /// A message that poisons the root group.
-    pub(crate) poison: Option<&'static [u8]>,
-    /// What `forming_failed` sends on both links.
-    pub(crate) last_words: Option<&'static [u8]>,
+    /// As collectives do: tells both neighbours that forming failed; passes that on, and fails with it.
+    pub(crate) outspoken: bool,
 }
 
 impl Notes {
@@ -58,7 +56,8 @@ impl ControlHandler for Notes {
     }
 
     fn message(&mut self, link: LinkId, message: &[u8], _: Duration, out: &mut Outbox) {
-        if self.poison.is_some_and(|poison| poison == message) {
+        if self.outspoken && message == b"failed" {
+            out.messages.push((LinkId(1 - link.0), b"failed".to_vec()));
             let error = Error::new(nuvec_transport::Kind::Mismatch, "said that it failed");
             out.poisoned.push((GroupId::ROOT, error));
         }
@@ -74,8 +73,8 @@ impl ControlHandler for Notes {
     }
 
     fn forming_failed(&mut self, why: &Error, _: Duration, out: &mut Outbox) {
-        if let Some(words) = self.last_words {
-            out.messages.extend([LinkId(0), LinkId(1)].map(|link| (link, words.to_vec())));
+        if self.outspoken {
+            out.messages.extend([LinkId(0), LinkId(1)].map(|link| (link, b"failed".to_vec())));
         }
         self.note(out, |told| told.failed.push(why.to_string()));
     }
@@ -105,6 +104,8 @@ pub(crate) struct Group {
     pub(crate) listeners: Vec<Option<Vec<TcpListener>>>,
     pub(crate) notes: Vec<Notes>,
     pub(crate) options: Vec<Options>,
+    /// Keeps the ports of ranks that never start, so that nobody else listens there.
+    held: Vec<Reserved>,
 }
 
 impl Group {
@@ -115,6 +116,7 @@ impl Group {
             listeners: listeners.into_iter().map(Some).collect(),
             notes: (0..size).map(|_| Notes::default()).collect(),
             options: vec![Options::default().timeout(PATIENCE); size],
+            held: Vec::new(),
         }
     }
 
@@ -125,7 +127,11 @@ impl Group {
 
     /// Closes a rank's listeners: it never starts.
     pub(crate) fn without(mut self, rank: usize) -> Self {
-        self.listeners[rank] = None;
+        for listener in self.listeners[rank].take().unwrap() {
+            let address = listener.local_addr().unwrap();
+            drop(listener);
+            self.held.push(Reserved::at(address));
+        }
         self
     }
 
@@ -214,5 +220,56 @@ pub(crate) fn check_ring(fabrics: &[TcpFabric]) {
         for (i, (_, rx)) in left.iter_mut().enumerate() {
             assert_eq!(recv_all(rx, 3).unwrap(), [((rank + n - 1) % n) as u8, i as u8, b'r']);
         }
+    }
+}
+
+/// A deadline that no test should reach.
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(PATIENCE)
+}
+
+/// Ports below the system's ephemeral range that nothing listened on when they were drawn. Held apart from those that
+/// other tests of this process drew.
+pub(crate) struct Ports(Vec<u16>);
+
+impl Ports {
+    pub(crate) fn draw(count: usize) -> Self {
+        static NEXT: std::sync::OnceLock<Mutex<u32>> = std::sync::OnceLock::new();
+        let mut next = NEXT.get_or_init(|| Mutex::new(std::process::id().wrapping_mul(7919))).lock().unwrap();
+        let mut ports = Vec::new();
+        while ports.len() < count {
+            *next = next.wrapping_add(1);
+            let port = 10_000 + (*next % 20_000) as u16;
+            if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+                ports.push(port);
+            }
+        }
+        Self(ports)
+    }
+
+    /// One rank per port.
+    pub(crate) fn nodes(&self, host: &str) -> Vec<Vec<Address>> {
+        self.0.iter().map(|port| vec![Address::new(host, *port)]).collect()
+    }
+}
+
+/// A port on which nobody listens, and nobody can: dialling it is refused.
+pub(crate) struct Reserved(socket2::Socket);
+
+impl Reserved {
+    pub(crate) fn new() -> Self {
+        Self::at("127.0.0.1:0".parse().unwrap())
+    }
+
+    fn at(address: std::net::SocketAddr) -> Self {
+        let domain = socket2::Domain::for_address(address);
+        let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&address.into()).unwrap();
+        Self(socket)
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        let address = self.0.local_addr().unwrap().as_socket().unwrap();
+        Address::new(address.ip().to_string(), address.port())
     }
 }

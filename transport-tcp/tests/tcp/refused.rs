@@ -1,0 +1,331 @@
+//! Peers that are not of this group: each is refused, told why, and reported by the rank that refused it.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nuvec_transport::{ControlHandler, Error, Fabric, Kind, Rejection};
+use nuvec_transport_tcp::{Address, Key, Options, TcpFabric, connect_with_listeners};
+
+use crate::support::*;
+
+const SECRET: &[u8] = b"correct horse battery staple 123";
+const OTHER_SECRET: &[u8] = b"another secret of the same size!";
+
+fn options() -> Options {
+    Options::default().timeout(PATIENCE)
+}
+
+fn keyed(secret: &[u8]) -> Options {
+    options().key(Key::new(secret).unwrap())
+}
+
+fn handler() -> Box<dyn ControlHandler> {
+    Box::new(Notes::default())
+}
+
+/// Rank 1 of two waits for its left, and an intruder that claims to be rank 0 dials it: what each ends with. The address
+/// that rank 1 has of rank 0 answers nothing.
+fn intrude(victim: Options, intruder: Options, change: impl FnOnce(&mut Vec<Vec<Address>>)) -> (Error, Error) {
+    let (own, theirs, absent) = (listeners("127.0.0.1", 1), listeners("127.0.0.1", 1), Reserved::new());
+    let nodes = [vec![absent.address()], addresses("127.0.0.1", &own)];
+    let mut their_nodes = vec![addresses("127.0.0.1", &theirs), nodes[1].clone()];
+    change(&mut their_nodes);
+    let victim = victim.timeout(Duration::from_millis(1200));
+    std::thread::scope(|scope| {
+        let victim = scope.spawn(|| connect_with_listeners(own, &nodes, 1, &victim, handler()).map(drop).unwrap_err());
+        let began = Instant::now();
+        let theirs = connect_with_listeners(theirs, &their_nodes, 0, &intruder, handler()).map(drop).unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(1), "the dialler fails at once: {theirs}");
+        (victim.join().unwrap(), theirs)
+    })
+}
+
+/// Both ends say why.
+fn check(ends: &(Error, Error), rejection: Rejection, dialler: &str, listener: &str) {
+    let (victim, intruder) = (ends.0.to_string(), ends.1.to_string());
+    assert_eq!(ends.1.kind(), Kind::Rejected(rejection), "{intruder}");
+    assert_eq!((ends.1.rank(), ends.1.peer().map(|p| p.rank)), (Some(0), Some(1)));
+    assert!(intruder.contains(dialler), "{intruder}");
+    assert_eq!((ends.0.kind(), ends.0.peer().map(|p| p.rank)), (Kind::TimedOut, Some(0)), "{victim}");
+    assert!(victim.contains("refused here: 127.0.0.1") && victim.contains(listener), "{victim}");
+    for line in [victim, intruder] {
+        assert!(!line.contains("correct horse") && !line.contains('\n'), "{line}");
+    }
+}
+
+#[test]
+fn another_number_of_ranks_is_refused() {
+    let ends = intrude(options(), options(), |nodes| nodes.push(vec![Address::new("127.0.0.1", 9)]));
+    check(&ends, Rejection::Size, "counts 2 ranks, this rank counts 3", "counts 3 ranks, this rank counts 2");
+}
+
+#[test]
+fn another_number_of_connections_is_refused() {
+    let ends = intrude(options(), options(), |nodes| nodes.iter_mut().for_each(|all| all.push(all[0].clone())));
+    check(&ends, Rejection::Connections, "this rank counts 2", "counts 2 connections");
+}
+
+#[test]
+fn another_name_is_refused() {
+    let ends = intrude(options().name("a"), options().name("b"), |_| {});
+    check(&ends, Rejection::Name, "another name", "another name");
+}
+
+#[test]
+fn a_rank_that_takes_another_for_its_right_is_refused() {
+    // It is rank 0 of two; the victim is rank 0 of two as well, by its own list.
+    let (own, theirs, absent) = (listeners("127.0.0.1", 1), listeners("127.0.0.1", 1), Reserved::new());
+    let nodes = [addresses("127.0.0.1", &own), vec![absent.address()]];
+    let their_nodes = [addresses("127.0.0.1", &theirs), nodes[0].clone()];
+    let short = options().timeout(Duration::from_millis(1200));
+    std::thread::scope(|scope| {
+        let victim = scope.spawn(|| connect_with_listeners(own, &nodes, 0, &short, handler()).map(drop).unwrap_err());
+        let e = connect_with_listeners(theirs, &their_nodes, 0, &options(), handler()).map(drop).unwrap_err();
+        assert_eq!(e.kind(), Kind::Rejected(Rejection::NotMe), "{e}");
+        assert!(e.to_string().contains("is rank 0 of 2 there, not rank 1 of 2"), "{e}");
+        let victim = victim.join().unwrap().to_string();
+        assert!(victim.contains("refused here") && victim.contains("is rank 0 of 2 there"), "{victim}");
+    });
+}
+
+#[test]
+fn a_key_here_and_none_there_or_another_is_refused_with_key_and_nothing_more() {
+    for (victim, intruder) in
+        [(keyed(SECRET), options()), (options(), keyed(SECRET)), (keyed(SECRET), keyed(OTHER_SECRET))]
+    {
+        let ends = intrude(victim, intruder, |_| {});
+        check(&ends, Rejection::Key, "key", "key");
+    }
+}
+
+#[test]
+fn the_second_of_two_processes_with_one_rank_is_refused() {
+    // Ranks 0, 0 again, and 1; rank 2 never comes, so that the first two stay.
+    let mut group = Group::new("127.0.0.1", 3, 1).without(2).options(options().timeout(Duration::from_millis(1500)));
+    let twin = listeners("127.0.0.1", 1);
+    let mut nodes = group.nodes.clone();
+    nodes[0] = addresses("127.0.0.1", &twin);
+    std::thread::scope(|scope| {
+        let twin = scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(300));
+            connect_with_listeners(twin, &nodes, 0, &options(), handler()).map(drop).unwrap_err()
+        });
+        let errors = group.connect();
+        let twin = twin.join().unwrap();
+        assert_eq!(twin.kind(), Kind::Rejected(Rejection::Taken), "{twin}");
+        assert!(twin.to_string().contains("another process"), "{twin}");
+        let told = errors.into_iter().flatten().map(|e| e.map(drop).unwrap_err().to_string());
+        assert!(told.into_iter().any(|line| line.contains("refused here: 127.0.0.1 (as rank 0)")));
+    });
+}
+
+/// An earlier run of two whose ports a new rank 0 dials.
+fn earlier_run() -> (Vec<TcpFabric>, Vec<Vec<Address>>) {
+    let group = Group::new("127.0.0.1", 2, 1);
+    let nodes = group.nodes.clone();
+    (group.form(), nodes)
+}
+
+#[test]
+fn a_new_run_waits_for_an_earlier_one_until_its_time_is_up_and_says_so() {
+    let (earlier, mut nodes) = earlier_run();
+    let own = listeners("127.0.0.1", 1);
+    nodes[0] = addresses("127.0.0.1", &own);
+    let began = Instant::now();
+    let short = options().timeout(Duration::from_millis(700));
+    let e = connect_with_listeners(own, &nodes, 0, &short, handler()).map(drop).unwrap_err();
+    assert_eq!(e.kind(), Kind::Rejected(Rejection::Session), "{e}");
+    assert!(began.elapsed() >= Duration::from_millis(700));
+    assert!(e.to_string().contains("still in an earlier run") && e.to_string().contains("times in 0.7 s"), "{e}");
+    check_ring(&earlier);
+}
+
+#[test]
+fn a_new_run_forms_once_the_earlier_one_has_ended() {
+    let (mut earlier, mut nodes) = earlier_run();
+    let port = nodes[1][0].port();
+    let own = listeners("127.0.0.1", 1);
+    nodes[0] = addresses("127.0.0.1", &own);
+    let again = nodes.clone();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(move || connect_with_listeners(own, &nodes, 0, &options(), handler()));
+        std::thread::sleep(Duration::from_millis(200));
+        earlier.clear();
+        let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
+        let second = connect_with_listeners(vec![listener], &again, 1, &options(), handler()).unwrap();
+        check_ring(&[first.join().unwrap().unwrap(), second]);
+    });
+}
+
+/// Stands between a dialler and a listener, passes everything on and keeps what the dialler said.
+struct Middle {
+    port: u16,
+    heard: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Middle {
+    fn new(to: Address) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let record = Arc::clone(&heard);
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let Ok(client) = client else { return };
+                let Ok(server) = TcpStream::connect((to.host(), to.port())) else { continue };
+                let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                let record = Arc::clone(&record);
+                std::thread::spawn(move || {
+                    let mut buffer = [0; 4096];
+                    while let Ok(n @ 1..) = from.read(&mut buffer) {
+                        record.lock().unwrap().extend_from_slice(&buffer[..n]);
+                        if into.write_all(&buffer[..n]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = into.shutdown(Shutdown::Write);
+                });
+                let (mut from, mut into) = (server, client);
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut into);
+                    let _ = into.shutdown(Shutdown::Write);
+                });
+            }
+        });
+        Self { port, heard }
+    }
+}
+
+#[test]
+fn a_hello_led_to_another_rank_is_refused_on_both_ends() {
+    // Rank 0 of three means to dial rank 1 and is led to rank 2.
+    let mut group = Group::new("127.0.0.1", 3, 1).options(keyed(SECRET).timeout(Duration::from_millis(1500)));
+    let middle = Middle::new(group.nodes[2][0].clone());
+    let own = group.listeners[0].take().unwrap();
+    let mut nodes = group.nodes.clone();
+    nodes[1] = vec![Address::new("127.0.0.1", middle.port)];
+    std::thread::scope(|scope| {
+        let dialler = scope.spawn(move || connect_with_listeners(own, &nodes, 0, &keyed(SECRET), handler()));
+        let errors = group.connect();
+        let e = dialler.join().unwrap().map(drop).unwrap_err();
+        assert_eq!(e.kind(), Kind::Rejected(Rejection::NotMe), "{e}");
+        // Its neighbours do not form without it, though they all have each other's cards.
+        assert!(errors.into_iter().flatten().all(|result| result.is_err()));
+    });
+    assert!(!middle.heard.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_recorded_hello_played_again_gets_key_and_the_group_forms() {
+    // A first run of two, through a listener in the middle that records what rank 0 says.
+    let group = Group::new("127.0.0.1", 2, 1);
+    let middle = Middle::new(group.nodes[1][0].clone());
+    let mut group = group.options(keyed(SECRET));
+    let own = group.listeners[0].take().unwrap();
+    let mut nodes = group.nodes.clone();
+    nodes[1] = vec![Address::new("127.0.0.1", middle.port)];
+    std::thread::scope(|scope| {
+        let dialler = scope.spawn(move || connect_with_listeners(own, &nodes, 0, &keyed(SECRET), handler()).unwrap());
+        let other = group.connect().swap_remove(1).unwrap().unwrap();
+        drop((dialler.join().unwrap(), other));
+    });
+    let recorded = middle.heard.lock().unwrap().clone();
+    // The header and Open, 126 bytes, then the proof, 32.
+    assert!(recorded.len() > 158);
+
+    // A second run of the same ranks with the same key, while the recording is played at it again and again.
+    let mut group = Group::new("127.0.0.1", 2, 1).options(keyed(SECRET));
+    let target = group.nodes[1][0].port();
+    let late = group.listeners[0].take().unwrap();
+    let nodes = group.nodes.clone();
+    std::thread::scope(|scope| {
+        let victim = scope.spawn(move || group.connect().swap_remove(1).unwrap());
+        for _ in 0..20 {
+            let mut thief = TcpStream::connect(("127.0.0.1", target)).unwrap();
+            thief.set_read_timeout(Some(PATIENCE)).unwrap();
+            thief.write_all(&recorded[..126]).unwrap();
+            let mut reply = [0; 54];
+            thief.read_exact(&mut reply).unwrap();
+            thief.write_all(&recorded[126..158]).unwrap();
+            let mut verdict = Vec::new();
+            thief.read_to_end(&mut verdict).unwrap();
+            assert!(verdict.len() == 43 && verdict[11..].iter().all(|byte| *byte == 0), "{verdict:?}");
+        }
+        let other = connect_with_listeners(late, &nodes, 0, &keyed(SECRET), handler()).unwrap();
+        check_ring(&[other, victim.join().unwrap().unwrap()]);
+    });
+}
+
+#[test]
+fn what_a_dialler_sends_reflected_at_it_is_refused() {
+    let mirror = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = mirror.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in mirror.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut back = stream.try_clone().unwrap();
+            std::thread::spawn(move || drop(std::io::copy(&mut stream, &mut back)));
+        }
+    });
+    let own = listeners("127.0.0.1", 1);
+    let nodes = [addresses("127.0.0.1", &own), vec![Address::new("127.0.0.1", port)]];
+    let e = connect_with_listeners(own, &nodes, 0, &keyed(SECRET), handler()).map(drop).unwrap_err();
+    assert!(matches!(e.kind(), Kind::Rejected(_)), "{e}");
+    assert!(!e.to_string().contains("correct"), "{e}");
+}
+
+#[test]
+fn ranks_that_would_choose_different_algorithms_do_not_form_and_each_says_why() {
+    // The other two are connected when it comes.
+    let mut group = Group::new("127.0.0.1", 3, 1);
+    let late = group.listeners[2].take().unwrap();
+    let nodes = group.nodes.clone();
+    let notes = group.notes.clone();
+    let errors = std::thread::scope(|scope| {
+        let late = scope.spawn(move || {
+            notes[0].wait("not connected", |told| !told.up.is_empty());
+            connect_with_listeners(late, &nodes, 2, &options().agreement(7), handler()).map(drop)
+        });
+        let mut errors: Vec<_> = group.connect().into_iter().flatten().map(|result| result.map(drop)).collect();
+        errors.push(late.join().unwrap());
+        errors
+    });
+    for (rank, e) in errors.into_iter().enumerate() {
+        let e = e.unwrap_err();
+        let line = e.to_string();
+        assert_eq!((e.kind(), e.rank()), (Kind::Mismatch, Some(rank)), "{line}");
+        assert!(line.contains("has agreement ") && line.contains('7') && line.contains("rank 2"), "{line}");
+    }
+}
+
+#[test]
+fn a_hello_of_another_version_is_answered_and_reported() {
+    let own = listeners("127.0.0.1", 1);
+    let (absent, target) = (Reserved::new(), own[0].local_addr().unwrap());
+    let nodes = [vec![absent.address()], addresses("127.0.0.1", &own)];
+    let short = options().timeout(Duration::from_millis(800));
+    std::thread::scope(|scope| {
+        let victim = scope.spawn(|| connect_with_listeners(own, &nodes, 1, &short, handler()).map(drop).unwrap_err());
+        let mut other = TcpStream::connect(target).unwrap();
+        other.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut hello = b"nu\xA5\x7Fve\xA5\x7Fc!\xA5\x7Fhi\xA5\x7F".to_vec();
+        hello.extend([9, 0, 3, 0, 1, 2, 3]);
+        other.write_all(&hello).unwrap();
+        let mut reply = Vec::new();
+        other.read_to_end(&mut reply).unwrap();
+        assert_eq!((&reply[..16], reply.len()), (&hello[..16], 54));
+        let e = victim.join().unwrap();
+        assert!(e.to_string().contains("refused here: 127.0.0.1 speaks version 9"), "{e}");
+    });
+}
+
+#[test]
+fn no_debug_output_shows_a_key() {
+    let shown = format!("{:?}", keyed(SECRET));
+    assert!(!shown.contains("correct") && !shown.contains("99, 111, 114"), "{shown}");
+    let (fabrics, _) = earlier_run();
+    assert_eq!(format!("{:?}", fabrics[1]), "TcpFabric(rank 1 of 2, 1 connections)");
+    assert_eq!(fabrics[0].peer(7).to_string(), "rank 7 (not in the group)");
+}
