@@ -154,7 +154,9 @@ impl Ranks {
     pub fn signal(&mut self, rank: usize, signal: &str) {
         let running = &mut self.ranks[rank];
         assert!(matches!(running.child.try_wait(), Ok(None)), "rank {rank} has ended");
-        let sent = Command::new("kill").args([format!("-{signal}"), running.child.id().to_string()]).status();
+        // The shell's own kill: not every system has kill(1).
+        let arguments = ["-c", "kill -s $0 $1", signal, &running.child.id().to_string()];
+        let sent = Command::new("sh").args(arguments).status();
         assert!(sent.is_ok_and(|status| status.success()), "rank {rank} was sent no {signal}");
     }
 
@@ -235,6 +237,56 @@ impl Drop for Ranks {
     }
 }
 
+/// The commands of a ring's ranks, each finished by `adjust`.
+fn commands(
+    program: &Path,
+    ranks: usize,
+    hostfile: &Hostfile,
+    adjust: &dyn Fn(usize, &mut Command),
+) -> impl Iterator<Item = Command> {
+    (0..ranks).map(move |rank| {
+        let mut command = Command::new(program);
+        hostfile.apply(&mut command, rank);
+        adjust(rank, &mut command);
+        command
+    })
+}
+
+fn port_was_taken(status: Option<ExitStatus>) -> bool {
+    status.and_then(|status| status.code()) == Some(i32::from(PORT_TAKEN))
+}
+
+/// Starts a ring as [`run_ring`] does, and waits until every rank has written a line that contains `ready`. Panics,
+/// saying where each rank stands, if one ends first or `patience` runs out.
+pub fn start_ring(
+    program: &Path,
+    ranks: usize,
+    connections: usize,
+    patience: Duration,
+    adjust: &dyn Fn(usize, &mut Command),
+    ready: &str,
+) -> (Ranks, Hostfile) {
+    for _ in 0..ATTEMPTS {
+        let hostfile = Hostfile::new(ranks, connections);
+        let mut running = Ranks::start(commands(program, ranks, &hostfile, adjust));
+        let end = Instant::now() + patience;
+        loop {
+            running.step(POLL);
+            if running.ranks.iter().any(|rank| port_was_taken(rank.status)) {
+                break;
+            }
+            let waits = |rank: &Running| !rank.lines.iter().any(|line| line.contains(ready));
+            let Some(late) = running.ranks.iter().position(waits) else { return (running, hostfile) };
+            let ended = running.ranks[late].status.is_some() && running.ranks[late].open_pipes == 0;
+            if ended || Instant::now() > end {
+                let why = if ended { "ended" } else { "ran out of time" };
+                panic!("rank {late} {why} before it said {ready:?}\n{}", running.standings());
+            }
+        }
+    }
+    panic!("{ATTEMPTS} times in a row a port was taken");
+}
+
 /// Starts a ring of `ranks` ranks of `program` with `connections` connections, each rank's command finished by `adjust`
 /// (arguments, more variables), and waits for its end as [`Ranks::finish`] does. Starts again with other ports if a rank
 /// says that one was taken.
@@ -247,14 +299,8 @@ pub fn run_ring(
 ) -> Vec<Finished> {
     for _ in 0..ATTEMPTS {
         let hostfile = Hostfile::new(ranks, connections);
-        let commands = (0..ranks).map(|rank| {
-            let mut command = Command::new(program);
-            hostfile.apply(&mut command, rank);
-            adjust(rank, &mut command);
-            command
-        });
-        let finished = Ranks::start(commands).finish(patience);
-        if finished.iter().all(|rank| rank.status.code() != Some(i32::from(PORT_TAKEN))) {
+        let finished = Ranks::start(commands(program, ranks, &hostfile, adjust)).finish(patience);
+        if !finished.iter().any(|rank| port_was_taken(Some(rank.status))) {
             return finished;
         }
     }
@@ -321,5 +367,19 @@ mod tests {
         });
         assert_eq!(finished[0].said("rank").collect::<Vec<_>>(), ["0"]);
         assert!(finished[0].lines[0].starts_with("[[\"127.0.0.1:1"), "{:?}", finished[0].lines);
+    }
+
+    #[test]
+    fn a_ring_is_started_once_every_rank_is_ready() {
+        let adjust = |rank: usize, command: &mut Command| {
+            command.args([
+                "-c",
+                if rank == 1 { "sleep 0.3; echo ready; exec sleep 60" } else { "echo ready; exec sleep 60" },
+            ]);
+        };
+        let (mut ranks, _hostfile) = start_ring(Path::new("sh"), 2, 1, Duration::from_secs(20), &adjust, "ready");
+        assert_eq!(ranks.lines(1), ["ready"]);
+        let never = || start_ring(Path::new("sh"), 1, 1, Duration::from_millis(300), &adjust, "never").1;
+        assert!(std::panic::catch_unwind(never).is_err());
     }
 }

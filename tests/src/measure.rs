@@ -8,7 +8,7 @@ use nuvec_core::{Array, DType, Result};
 use crate::cases::Selection;
 use crate::report;
 
-/// About how many bytes of one rank's array a measurement moves in all.
+/// About how many bytes of results a measurement makes on one rank.
 const BUDGET: usize = 64 << 20;
 /// Calls before measuring begins.
 const WARM_UP: usize = 2;
@@ -33,7 +33,8 @@ pub const OPERATIONS: [&str; 3] = ["all_sum float32", "all_gather", "send/recv"]
 pub fn measure(group: &Group, operation: &str, bytes: usize) -> Result<()> {
     let x = Array::from(vec![1.0f32; bytes / 4]);
     // The same on every rank, whatever its speed.
-    let calls = (BUDGET / bytes.max(1)).clamp(5, 200);
+    let moved = if operation == "all_gather" { bytes * group.size() } else { bytes };
+    let calls = (BUDGET / moved.max(1)).clamp(5, 200);
     let mut times = Vec::new();
     for call in 0..calls + WARM_UP {
         let start = Instant::now();

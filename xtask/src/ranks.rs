@@ -132,7 +132,8 @@ impl Ranks {
         for rank in &mut self.ranks {
             // Not reaped yet, so the id is still this child's.
             if rank.status.is_none() && matches!(rank.child.try_wait(), Ok(None)) {
-                let _ = Command::new("kill").args(["-TERM", &rank.child.id().to_string()]).status();
+                // Not reaped yet, so the id is still this child's. The shell's own kill: not every system has kill(1).
+                let _ = Command::new("sh").args(["-c", "kill -TERM $0", &rank.child.id().to_string()]).status();
             }
         }
     }
@@ -255,7 +256,7 @@ pub(crate) mod tests {
         let Some(Event::Line { text, .. }) = ranks.next(Duration::from_secs(10)) else { panic!("no line") };
         let id = String::from_utf8(text).unwrap();
         drop(ranks);
-        let alive = Command::new("kill").args(["-0", &id]).stderr(Stdio::null()).status().unwrap();
+        let alive = Command::new("sh").args(["-c", "kill -0 $0", &id]).stderr(Stdio::null()).status().unwrap();
         assert!(!alive.success(), "process {id} still runs");
     }
 

@@ -3,23 +3,17 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nuvec_distributed_tests::harness::{Hostfile, Ranks};
+use nuvec_distributed_tests::harness::start_ring;
 
 use super::{PATIENCE, rank};
 
 #[test]
 fn a_rank_that_dies_is_named_by_every_survivor() {
     for victim in [2, 0] {
-        let hostfile = Hostfile::new(4, 2);
-        let mut ranks = Ranks::start((0..4).map(|number| {
-            let mut command = Command::new(rank());
-            hostfile.apply(&mut command, number);
+        let run = |_: usize, command: &mut Command| {
             command.arg("loop");
-            command
-        }));
-        for number in 0..4 {
-            ranks.wait_for(number, "@looping", PATIENCE);
-        }
+        };
+        let (mut ranks, _hostfile) = start_ring(rank(), 4, 2, PATIENCE, &run, "@looping");
         let death = Instant::now();
         ranks.kill(victim);
         for number in (0..4).filter(|&n| n != victim) {
