@@ -249,29 +249,31 @@ impl Control {
     /// Ends the links in an orderly way: writes what waits, ends this direction, and gives the peers a moment to read it
     /// all. Blocks until the deadline at the longest.
     pub(crate) fn close(&mut self, deadline: Instant) {
-        while self.targets().iter().any(Option::is_some) && !self.reached(&self.targets()) {
+        loop {
             self.write();
             if self.reached(&self.targets()) || !self.wait(deadline) {
                 break;
             }
-            // Peers that flood this rank while it ends would keep the wait from waiting.
-            for link in self.links() {
-                link.drain();
-            }
+            self.drain();
         }
         self.links().for_each(Link::shutdown);
         let deadline = deadline.min(Instant::now() + LINGER);
         loop {
-            for slot in &mut self.slots {
-                if matches!(slot, Slot::Silent(link) | Slot::Up(link) if link.drain()) {
-                    *slot = Slot::Ended;
-                }
-            }
+            self.drain();
             if self.links().next().is_none() || !self.wait(deadline) {
                 break;
             }
         }
         self.slots = [Slot::Ended, Slot::Ended];
+    }
+
+    /// Reads and forgets what came. A peer that has ended its direction reads no more words of this rank.
+    fn drain(&mut self) {
+        for slot in &mut self.slots {
+            if matches!(slot, Slot::Silent(link) | Slot::Up(link) if link.drain()) {
+                *slot = Slot::Ended;
+            }
+        }
     }
 
     /// Waits for the links; `false` once the deadline has passed.

@@ -308,3 +308,111 @@ enum Hello {
     Failed(Failure),
     Final(Failure),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hello::Role;
+    use crate::socket::{Listening, meets_itself};
+    use nuvec_transport::Deadline;
+
+    fn open() -> Open {
+        Open { role: Role::Control, index: 0, connections: 1, size: 2, from: 0, to: 1, session: [0; 16], group: 0 }
+    }
+
+    fn dial(address: SocketAddr, now: Instant) -> Dial {
+        let address = Address::new(address.ip().to_string(), address.port());
+        Dial::new(Peer::new(1, address.to_string()), address, open(), now, now + Duration::from_secs(10))
+    }
+
+    /// Names are not asked for here.
+    fn resolver() -> Resolver {
+        Resolver::new(|| Box::new(|_| panic!("the resolver was asked")))
+    }
+
+    fn identity() -> Identity {
+        Identity { name: String::new(), key: None }
+    }
+
+    /// An address where nobody listens, while the listener that had it is kept from others by its socket.
+    fn refusing() -> (socket2::Socket, SocketAddr) {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        (socket, address)
+    }
+
+    /// Steps in real time until the dial rests, and returns for how long it will.
+    fn rests(dial: &mut Dial, now: Instant) -> Duration {
+        let deadline = Deadline::after(Duration::from_secs(10));
+        loop {
+            assert!(dial.step(now, &mut resolver(), &identity()).is_none(), "{}", dial.error(now));
+            if let State::Resting { until } = &dial.state {
+                return until.saturating_duration_since(now);
+            }
+            assert!(!deadline.expired(), "the dial does not rest: {}", dial.error(now));
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_connection_that_meets_itself_is_closed_and_tried_again() {
+        let now = Instant::now();
+        let mut dial = dial("127.0.0.1:9".parse().unwrap(), now);
+        let address = "127.0.0.1:9".parse().unwrap();
+        dial.state = State::Connecting { stream: meets_itself(), address, until: now + Duration::from_secs(5) };
+        assert!(!rests(&mut dial, now).is_zero());
+        assert!(dial.error(now).to_string().contains("nothing listens"), "{}", dial.error(now));
+    }
+
+    #[test]
+    fn pauses_are_short_at_first_and_grow_to_a_second() {
+        let (_held, address) = refusing();
+        let start = Instant::now();
+        let mut dial = dial(address, start);
+        dial.deadline = start + Duration::from_secs(1000);
+        let (mut now, mut pauses) = (start, Vec::new());
+        while now < start + Duration::from_secs(30) {
+            let pause = rests(&mut dial, now);
+            pauses.push((now - start, pause));
+            now += pause;
+        }
+        for (at, pause) in &pauses {
+            let most = if *at <= EAGER { 100 } else { 1050 };
+            assert!((50..=most).contains(&pause.as_millis()), "{pause:?} after {at:?}");
+        }
+        assert!(pauses.last().unwrap().1 >= Duration::from_secs(1));
+        let line = dial.error(now).to_string();
+        assert!(line.contains(&format!("connection refused (tried {} times in 30.", pauses.len())), "{line}");
+    }
+
+    #[test]
+    fn every_address_of_a_name_is_tried_in_turn_within_one_round() {
+        let ((_a, first), (_b, second)) = (refusing(), refusing());
+        let listener = Listening::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let now = Instant::now();
+        let mut dial = dial(first, now);
+        dial.alone = false;
+        dial.rest = [first, second, listener.address().unwrap()].into();
+        dial.next_address(now);
+        let deadline = Deadline::after(Duration::from_secs(10));
+        while !matches!(dial.state, State::Greeting { .. }) {
+            assert!(dial.step(now, &mut resolver(), &identity()).is_none());
+            assert!(!deadline.expired());
+        }
+        assert_eq!(dial.tries, 3);
+        // The failure that is kept says which of the addresses it was, as that is not how the peer is called.
+        assert!(dial.error(now).to_string().contains(&format!("did not answer at {second}: ")), "{}", dial.error(now));
+    }
+
+    #[test]
+    fn a_dial_ends_at_its_deadline() {
+        let (_held, address) = refusing();
+        let now = Instant::now();
+        let mut dial = dial(address, now);
+        rests(&mut dial, now);
+        assert!(dial.timer() <= now + Duration::from_secs(10));
+        let over = dial.step(now + Duration::from_secs(10), &mut resolver(), &identity());
+        assert_eq!(over.unwrap().map(drop).unwrap_err().kind(), Kind::TimedOut);
+    }
+}

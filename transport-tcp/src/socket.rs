@@ -87,7 +87,10 @@ impl Listening {
     /// Takes over a listener that exists.
     pub(crate) fn adopt(listener: TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        Ok(Self(listener.into()))
+        let socket = Socket::from(listener);
+        // A second listen(2) changes the backlog alone.
+        socket.listen(BACKLOG)?;
+        Ok(Self(socket))
     }
 
     /// The address that it listens on.
@@ -234,6 +237,18 @@ pub(crate) fn pair(address: &str) -> (Stream, Stream) {
     (dialled, accepted)
 }
 
+/// A connection that met itself.
+#[cfg(test)]
+pub(crate) fn meets_itself() -> Stream {
+    let socket = open(&"127.0.0.1:0".parse().unwrap()).unwrap();
+    socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+    let own = socket.local_addr().unwrap();
+    match socket.connect(&own) {
+        Err(e) if e.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => panic!("{e}"),
+        _ => Stream(socket),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,14 +312,7 @@ mod tests {
 
     #[test]
     fn a_stream_that_meets_itself_is_recognised() {
-        let socket = open(&"127.0.0.1:0".parse().unwrap()).unwrap();
-        socket.bind(&"127.0.0.1:0".parse::<SocketAddr>().unwrap().into()).unwrap();
-        let own = socket.local_addr().unwrap();
-        match socket.connect(&own) {
-            Err(e) if e.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => panic!("{e}"),
-            _ => {}
-        }
-        let stream = Stream(socket);
+        let stream = meets_itself();
         assert!(stream.connected().unwrap() && stream.is_self());
     }
 

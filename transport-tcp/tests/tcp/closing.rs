@@ -1,28 +1,11 @@
 //! The end of a group: orderly, within its time, and with nothing left behind.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nuvec_transport::{Channel, Deadline, Fabric, Kind, LinkId};
 use nuvec_transport_tcp::{Options, connect_with_listeners};
 
 use crate::support::*;
-
-/// Runs a test of this binary again in a process of its own, so that what it counts is its own.
-fn alone(name: &str, work: impl FnOnce()) {
-    const ALONE: &str = "NUVEC_TEST_ALONE";
-    if std::env::var(ALONE).is_ok_and(|value| value == name) {
-        return work();
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads", "1"])
-        .env(ALONE, name)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains("1 passed"), "{text}");
-}
 
 /// This process's open descriptors.
 fn descriptors() -> usize {

@@ -105,3 +105,44 @@ fn a_stranger_that_says_nothing_is_dropped_after_a_while() {
     assert!((Duration::from_secs(4)..Duration::from_secs(8)).contains(&took), "{took:?}");
     check_ring(&fabrics);
 }
+
+#[test]
+fn a_process_without_descriptors_waits_for_some_without_spinning_and_forms_then() {
+    alone("strangers::a_process_without_descriptors_waits_for_some_without_spinning_and_forms_then", || {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(200), maximum: limit.maximum }).unwrap();
+        let mut group = Group::new("127.0.0.1", 2, 1);
+        let late = group.listeners[0].take().unwrap();
+        let (nodes, target, notes) = (group.nodes.clone(), group.nodes[1][0].port(), group.notes[1].clone());
+        std::thread::scope(|scope| {
+            let other = scope.spawn(move || group.connect().swap_remove(1).unwrap().unwrap());
+            // It has begun: what it needs for itself, it has.
+            notes.wait("no tick", |told| told.ticks > 0);
+            // Strangers knock, and then there is no descriptor left to take them with.
+            let knocking: Vec<_> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", target)).unwrap()).collect();
+            std::thread::sleep(Duration::from_millis(100));
+            let mut all = Vec::new();
+            while let Ok(file) = std::fs::File::open("/dev/null") {
+                all.push(file);
+            }
+            assert!(all.len() > 20);
+            all.pop();
+            let more = TcpStream::connect(("127.0.0.1", target)).unwrap();
+            let before = processor_time();
+            std::thread::sleep(Duration::from_millis(500));
+            let used = processor_time() - before;
+            assert!(used < Duration::from_millis(100), "{used:?} of processor time in half a second");
+            drop((all, more, knocking));
+            let options = Options::default().timeout(PATIENCE);
+            let first = connect_with_listeners(late, &nodes, 0, &options, Box::new(Notes::default())).unwrap();
+            check_ring(&[first, other.join().unwrap()]);
+        });
+    });
+}
+
+/// What this process has used of the processors.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}

@@ -273,3 +273,19 @@ impl Reserved {
         Address::new(address.ip().to_string(), address.port())
     }
 }
+
+/// Runs a test of this binary again in a process of its own, so that what it counts is its own.
+pub(crate) fn alone(name: &str, work: impl FnOnce()) {
+    const ALONE: &str = "NUVEC_TEST_ALONE";
+    if std::env::var(ALONE).is_ok_and(|value| value == name) {
+        return work();
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads", "1"])
+        .env(ALONE, name)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "{text}");
+}

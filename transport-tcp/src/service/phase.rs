@@ -1,0 +1,168 @@
+//! The service thread's part in forming: from what its links and dials say to a group that has formed, or failed.
+
+use std::time::Instant;
+
+use nuvec_transport::{Error, Kind, RingLinks};
+
+use super::{End, LAST_WORDS, Service};
+use crate::cards::{Learned, Summary, unfit};
+use crate::channel::TcpChannel;
+use crate::context::Context;
+use crate::control::{FROM_LEFT, TO_RIGHT};
+use crate::forming::Forming;
+use crate::link::{Frame, FrameKind};
+use crate::log::step;
+
+const _: () = assert!(TO_RIGHT + FROM_LEFT == 1, "the other link is found by subtraction");
+
+/// What forming gave.
+pub(crate) struct Formed {
+    pub(crate) summary: Summary,
+    pub(crate) ring: RingLinks<TcpChannel>,
+}
+
+/// Where the group stands.
+pub(super) enum Phase {
+    Forming(Forming),
+    /// Everything is there; what the neighbours still need of this rank is being written.
+    Settling {
+        targets: [Option<u64>; 2],
+        deadline: Instant,
+        formed: Box<Formed>,
+    },
+    Formed,
+}
+
+impl Service {
+    /// When forming must be over, while it is not.
+    pub(super) fn forming_timer(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Forming(forming) => Some(forming.deadline),
+            Phase::Settling { deadline, .. } => Some(*deadline),
+            Phase::Formed => None,
+        }
+    }
+
+    /// Takes a card, or a word, that arrived.
+    pub(super) fn learn(&mut self, link: usize, (kind, payload): &Frame, now: Instant) {
+        let Phase::Forming(forming) = &mut self.phase else { return };
+        let learned = match kind {
+            FrameKind::Card => forming.cards.learn(payload),
+            FrameKind::Ready => forming.cards.learn_ready(payload),
+            FrameKind::Message => return,
+        };
+        match learned {
+            Learned::Known => {}
+            Learned::New => self.control.send(1 - link, *kind, payload),
+            Learned::Malformed(what) => {
+                let from = if link == TO_RIGHT { self.context.right() } else { self.context.left() };
+                let peer = self.context.peer(from, 0);
+                self.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
+            }
+            Learned::Unfit(rank, what) => {
+                // The other neighbour finds the same, and so need not ask why this rank left.
+                self.control.send(1 - link, *kind, payload);
+                self.fail(unfit(&self.context, rank, what), now);
+            }
+        }
+    }
+
+    /// Links have ended.
+    pub(super) fn links_ended(&mut self, ended: Vec<(usize, Error)>, now: Instant) {
+        for (link, why) in ended {
+            let why = why.with_rank(self.context.rank);
+            step!(self.context.options.verbose, "{why}");
+            match &mut self.phase {
+                // A neighbour that needs nothing more of us may have formed, worked and left already.
+                Phase::Forming(forming) if forming.complete() => forming.deferred.push((link, why)),
+                Phase::Forming(_) => {
+                    self.control.tell_ended(link, &why, now);
+                    let refused = self.refusals.text().map(|text| format!("; {text}")).unwrap_or_default();
+                    let what = format!("left before the group had formed: it {}{refused}", why.what());
+                    let error = Error::new(why.kind(), what);
+                    self.fail(why.peer().map_or(error.clone(), |peer| error.with_peer(peer)), now);
+                }
+                Phase::Settling { .. } | Phase::Formed => self.control.tell_ended(link, &why, now),
+            }
+        }
+    }
+
+    /// Whether forming is over, one way or the other.
+    pub(super) fn check_forming(&mut self, now: Instant) {
+        if self.end.is_some() || matches!(self.phase, Phase::Formed) {
+            return;
+        }
+        if let Some(poison) = self.control.poisoned() {
+            let poison = poison.clone();
+            return self.fail(poison, now);
+        }
+        if let Phase::Forming(forming) = &mut self.phase
+            && forming.connected(&self.control)
+            && let Some(word) = forming.cards.own_ready()
+        {
+            [TO_RIGHT, FROM_LEFT].into_iter().for_each(|link| self.control.send(link, FrameKind::Ready, &word));
+        }
+        match &mut self.phase {
+            Phase::Forming(forming) if forming.complete() => self.settle(now),
+            Phase::Forming(forming) if now >= forming.deadline => {
+                let unreached = self.dials.unreached(now);
+                let error = forming.timed_out(&self.context, &self.control, unreached, &self.refusals, now);
+                self.fail(error, now);
+            }
+            _ => {}
+        }
+        self.check_settled(now);
+    }
+
+    /// Everything is there.
+    fn settle(&mut self, now: Instant) {
+        let Phase::Forming(forming) = &mut self.phase else { return };
+        let (summary, ring, deadline) = (forming.cards.summary(), forming.ring(), forming.deadline);
+        let deferred = std::mem::take(&mut forming.deferred);
+        self.session = summary.session;
+        self.control.tell_formed(now);
+        for (link, why) in deferred {
+            self.control.tell_ended(link, &why, now);
+        }
+        let formed = Box::new(Formed { summary, ring });
+        self.phase = Phase::Settling { targets: self.control.targets(), deadline, formed };
+        self.control.write();
+    }
+
+    /// Whether what the neighbours need of this rank has been written.
+    fn check_settled(&mut self, now: Instant) {
+        let Phase::Settling { targets, deadline, .. } = &self.phase else { return };
+        if !self.control.reached(targets) {
+            if now >= *deadline {
+                let error = self.context.error(Kind::TimedOut, "a neighbour does not read its control link");
+                self.fail(error, now);
+            }
+            return;
+        }
+        if let Phase::Settling { formed, .. } = std::mem::replace(&mut self.phase, Phase::Formed) {
+            let seconds = now.saturating_duration_since(self.context.began).as_secs_f64();
+            let Context { rank, size, options, .. } = &*self.context;
+            step!(options.verbose, "rank {rank}: the group of {size} has formed in {seconds:.3} s");
+            // Whoever asked may have given up: then the fabric's end closes this thread too.
+            let _ = self.reply.send(Ok(*formed));
+        }
+    }
+
+    /// Forming has failed.
+    pub(super) fn fail(&mut self, error: Error, now: Instant) {
+        if self.end.is_some() {
+            return;
+        }
+        // What the handler reported first is the cause; then it has told the others already.
+        let error = match self.control.poisoned() {
+            Some(poison) => poison.clone(),
+            None => {
+                let error = error.with_rank(self.context.rank);
+                self.control.tell_failed(&error, now);
+                error
+            }
+        };
+        let error = if error.rank().is_none() { error.with_rank(self.context.rank) } else { error };
+        self.end = Some(End { error: Some(error), by: now + LAST_WORDS });
+    }
+}
