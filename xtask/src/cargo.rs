@@ -110,7 +110,7 @@ pub(crate) fn rank_binary(executables: &[Executable]) -> Result<PathBuf> {
 
 /// Builds the rank binary alone, and returns where it is.
 pub(crate) fn build_rank() -> Result<PathBuf> {
-    rank_binary(&build(&["build", "--quiet", "--profile", "ci", "-p", "nuvec-distributed-tests", "--bin", "rank"])?)
+    rank_binary(&build(&["build", "--profile", "ci", "-p", "nuvec-distributed-tests", "--bin", "rank"])?)
 }
 
 #[cfg(test)]

@@ -158,6 +158,15 @@ impl Options {
         if self.wire == Wire::Mlx {
             return Err("--wire mlx is not in this version yet: --wire native is".into());
         }
+        match self.key.as_deref() {
+            Some("") if self.hostfile.is_some() => {
+                return Err("--key needs a value with --hostfile: the same on every machine".into());
+            }
+            Some(key) if !key.is_empty() && key.len() < 16 => {
+                return Err(format!("--key: {} bytes are too short: at least 16, better 32 random ones", key.len()));
+            }
+            _ => {}
+        }
         match self.kill {
             Some(_) if self.ranks < 2 => Err("--kill needs at least 2 ranks".into()),
             Some(kill) if kill >= self.ranks => {
@@ -165,6 +174,16 @@ impl Options {
             }
             _ => Ok(()),
         }
+    }
+
+    /// What ring it is, in words.
+    fn shape(&self, size: usize) -> String {
+        let plural = |n: usize| if n == 1 { "" } else { "s" };
+        let mut text = format!("{size} rank{}", plural(size));
+        if self.hostfile.is_none() {
+            text += &format!(", {} connection{} to each neighbour", self.connections, plural(self.connections));
+        }
+        text + if self.key.is_some() { ", with a key" } else { "" }
     }
 
     /// The command that repeats this run, with `case` alone if it is given.
@@ -439,6 +458,12 @@ mod tests {
         assert!(options.validate().unwrap_err().contains("0 to 3"));
         options.kill = Some(3);
         options.validate().unwrap();
+        options.key = Some("too short".into());
+        assert!(options.validate().unwrap_err().contains("9 bytes are too short"));
+        options.key = Some(String::new());
+        options.validate().unwrap();
+        options.hostfile = Some("hosts.json".into());
+        assert!(options.validate().unwrap_err().contains("--key needs a value"));
     }
 
     #[test]

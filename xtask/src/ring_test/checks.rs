@@ -60,6 +60,7 @@ pub(super) fn watch(run: &Run<'_>, mut ranks: Ranks, out: &mut (dyn Write + Send
     let mut watch = Watch { run, standings, failures: Vec::new(), rows: Vec::new(), port_taken: false };
     let mut console = Console::new(out, !run.options.json);
     console.line(&watch.heading());
+    console.progress(0, 0, "joining the ring".into());
     let start = Instant::now();
     let stall = run.options.timeout + STALL;
     let (mut last, mut leave) = (start, start + run.options.deadline);
@@ -92,13 +93,9 @@ pub(super) fn watch(run: &Run<'_>, mut ranks: Ranks, out: &mut (dyn Write + Send
 impl Watch<'_> {
     fn heading(&self) -> String {
         let Run { options, size, seed, .. } = self.run;
-        let plural = |n: usize| if n == 1 { "" } else { "s" };
-        let connections = match options.hostfile {
-            Some(_) => format!("rank {} of the hostfile", self.run.numbers[0]),
-            None => format!("{} connection{} to each neighbour", options.connections, plural(options.connections)),
-        };
-        let key = if options.key.is_some() { ", with a key" } else { "" };
-        format!("ring-test: {size} rank{}, {connections}{key}, seed {seed}", plural(*size))
+        let rank =
+            options.hostfile.as_ref().map(|_| format!(", rank {} here", self.run.numbers[0])).unwrap_or_default();
+        format!("ring-test: {}{rank}, seed {seed}", options.shape(*size))
     }
 
     fn event(&mut self, event: Event, console: &mut Console<'_>) {
@@ -169,7 +166,8 @@ impl Watch<'_> {
                 console.line(&table);
                 console.line("(medians over rank 0's calls; bandwidth is the bytes of one rank's array by that time; send/recv is half a round trip)");
             }
-            console.line(&format!("all {checks} checks passed on every rank in {:.1} s", took.as_secs_f64()));
+            let ranks = if options.hostfile.is_some() { "this rank" } else { "every rank" };
+            console.line(&format!("all {checks} checks passed on {ranks} in {:.1} s", took.as_secs_f64()));
         } else {
             if self.failures.len() > SHOWN {
                 console.line(&format!("and {} more failures", self.failures.len() - SHOWN));
