@@ -2,6 +2,7 @@
 
 mod checks;
 mod death;
+mod situations;
 
 use std::path::Path;
 use std::time::Duration;
