@@ -19,13 +19,13 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(crate) struct Options {
     /// How many ranks
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = count)]
-    ranks: usize,
+    pub(crate) ranks: usize,
     /// How many connections to each neighbour
     #[arg(long, value_name = "K", default_value = "1", value_parser = count)]
-    connections: usize,
+    pub(crate) connections: usize,
     /// The program, and its arguments
     #[arg(last = true, required = true, num_args = 1.., value_name = "PROGRAM")]
-    program: Vec<String>,
+    pub(crate) program: Vec<String>,
 }
 
 /// The command itself: the exit code is the worst of the ranks'.
@@ -40,7 +40,7 @@ pub(crate) fn main(options: &Options) -> ExitCode {
 }
 
 /// Starts the ranks, passes on their lines, ends all when one fails, and returns the worst exit code.
-fn run(options: &Options, out: &mut dyn Write) -> Result<i32> {
+pub(crate) fn run(options: &Options, out: &mut dyn Write) -> Result<i32> {
     let size = options.ranks;
     // Any program can run here, so there is no starting again: only ports that are free now.
     let nodes = local_nodes(size, options.connections, &mut ports::draw_free)?;

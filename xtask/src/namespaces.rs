@@ -17,8 +17,8 @@ const PORT: u16 = 5000;
 
 /// What this machine lacks to make namespaces, if anything.
 pub(crate) fn missing() -> Option<String> {
-    let needs = || Some("Linux, root and `ip` (Debian: iproute2), to make network namespaces".to_string());
-    if !cfg!(target_os = "linux") {
+    let needs = || Some("Linux with IPv6, root and `ip` (Debian: iproute2), to make network namespaces".to_string());
+    if !cfg!(target_os = "linux") || !Path::new("/proc/net/if_inet6").exists() {
         return needs();
     }
     let name = format!("nuvec-probe-{}", std::process::id());

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-use crate::{Result, cargo, namespaces, ring_test};
+use crate::{Result, cargo, launch, namespaces, ring_test};
 
 /// Options of `test`.
 #[derive(Debug, Clone, Copy, Default, Args)]
@@ -89,6 +89,13 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         for (name, run, expected) in rings(options.exhaustive) {
             part(&name, &mut || ring(&run, rank, &expected));
         }
+        part("launch -n 3 --connections 2", &mut || {
+            let rank = rank.display().to_string();
+            let words = [&rank, "check", "--seed", "7", "--quick", "--one-machine", "--only", "all_sum"];
+            let program = words.map(String::from).to_vec();
+            let options = launch::Options { ranks: 3, connections: 2, program };
+            captured(|out| Ok(launch::run(&options, out)? == 0))
+        });
         part("ring-test in network namespaces, IPv4 and scoped IPv6", &mut || match namespaces::missing() {
             Some(needs) => Ok(Outcome::Skipped(needs)),
             None => captured(|out| namespaces::ring_test(rank, out)),

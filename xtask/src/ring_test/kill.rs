@@ -75,15 +75,18 @@ pub(super) fn watch(run: &Run<'_>, mut ranks: Ranks, victim: usize, out: &mut (d
         .map(|rank| (rank, judge(victim, killed_at, errors[rank].as_ref())))
         .collect();
     if killed_at.is_none() {
-        console.line("the ring failed before rank 0 to the last all looped:");
+        console.line("not every rank came to loop, so none was killed:");
         for rank in 0..size {
             let where_ = if looping[rank] { "looping" } else { "not yet looping" };
-            let line = format!("{where_}, {}", ended[rank].as_deref().unwrap_or("still running"));
+            let error = errors[rank].as_ref().map(|e| format!(": {}", e.text)).unwrap_or_default();
+            let line = format!("{where_}, {}{error}", ended[rank].as_deref().unwrap_or("still running"));
             console.rank_line(rank, size, line.as_bytes());
         }
     }
-    console.line("survivor   after kill   judgement and error");
-    for (rank, verdict) in &verdicts {
+    if killed_at.is_some() {
+        console.line("survivor   after kill   judgement and error");
+    }
+    for (rank, verdict) in verdicts.iter().filter(|_| killed_at.is_some()) {
         let after = verdict.after.map_or_else(|| "-".to_string(), |t| format!("{:.1} ms", t.as_secs_f64() * 1000.0));
         let said = errors[*rank].as_ref().map_or("no error", |e| &e.text);
         console.line(&format!("rank {rank:<5} {after:>11}   {}: {said}", verdict.wrong.as_deref().unwrap_or("good")));
@@ -196,24 +199,28 @@ mod tests {
     /// Three ranks that are shell scripts; rank 2 is killed. Each survivor runs `script` once it is looping.
     fn check(script: &str) -> (End, String) {
         let options = Options { kill: Some(2), ..Options::quick(3, 1) };
-        let commands = (0..3).map(|rank| {
-            let script = if rank == 2 { "exec sleep 60" } else { script };
+        let survivor = format!("echo @looping; {script}");
+        watched(&options, &[&survivor, &survivor, "echo @looping; exec sleep 60"])
+    }
+
+    fn watched(options: &Options, scripts: &[&str]) -> (End, String) {
+        let commands = scripts.iter().map(|script| {
             let mut command = Command::new("sh");
-            command.args(["-c", &format!("echo @looping; {script}")]);
+            command.args(["-c", script]);
             command
         });
         let run = Run {
-            options: &options,
+            options,
             program: Path::new("sh"),
             placement: None,
             seed: 7,
             key: None,
             folder: None,
-            numbers: vec![0, 1, 2],
-            size: 3,
+            numbers: (0..scripts.len()).collect(),
+            size: scripts.len(),
         };
         let mut out = Vec::new();
-        let end = watch(&run, Ranks::start(commands).unwrap(), 2, &mut out).unwrap();
+        let end = watch(&run, Ranks::start(commands).unwrap(), options.kill.unwrap(), &mut out).unwrap();
         (end, String::from_utf8(out).unwrap())
     }
 
@@ -227,6 +234,15 @@ mod tests {
         assert_eq!(end, End::Passed, "{text}");
         assert!(text.contains("rank 0") && text.contains("rank 1") && text.contains("good: I/O error"), "{text}");
         assert!(text.ends_with("every survivor named rank 2 in time\n"), "{text}");
+    }
+
+    #[test]
+    fn a_ring_that_never_loops_fails_and_says_where_each_rank_stands() {
+        let options = Options { kill: Some(1), ..Options::quick(2, 1) };
+        let (end, text) = watched(&options, &["echo @looping; exec sleep 60", "exit 3"]);
+        assert_eq!(end, End::Failed);
+        assert!(text.contains("rank 0 | looping, still running\n"), "{text}");
+        assert!(text.contains("rank 1 | not yet looping, ended with exit code 3\n"), "{text}");
     }
 
     #[test]
