@@ -16,9 +16,9 @@ fn line(text: std::fmt::Arguments<'_>) {
     let _ = out.write_fmt(format_args!("@{text}\n")).and_then(|()| out.flush());
 }
 
-/// There will be `checks` checks and measurements.
-pub fn plan(checks: usize) {
-    line(format_args!("plan {checks}"));
+/// There will be so many checks, then so many measurements.
+pub fn plan(checks: usize, measurements: usize) {
+    line(format_args!("plan {checks} {measurements}"));
 }
 
 /// The check, or measurement, `name` begins.

@@ -16,7 +16,7 @@ impl<'a> Console<'a> {
     pub(crate) fn new(out: &'a mut (dyn Write + Send), progress: bool) -> Self {
         let target = if progress { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(0), target);
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} of {len} checks  {wide_msg}") {
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} of {len}  {wide_msg}") {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(200));

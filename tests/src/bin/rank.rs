@@ -113,7 +113,7 @@ fn check(options: &Check) -> Result<(), End> {
     if all.is_empty() {
         return Err(End::Error("there is no such check".into()));
     }
-    report::plan(all.len() + sizes.len() * measure::OPERATIONS.len());
+    report::plan(all.len(), sizes.len() * measure::OPERATIONS.len());
     let mut ring = Ring { group, seed: options.seed, spoil: options.spoil.clone(), spoiled: false };
     let mut good = run(&all, &mut ring)?;
     if let Some(spoil) = &ring.spoil

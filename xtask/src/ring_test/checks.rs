@@ -21,7 +21,8 @@ const SHOWN: usize = 20;
 /// A rank as its reports show it.
 #[derive(Debug, Clone, Default)]
 struct Standing {
-    /// Checks announced, and begun.
+    /// Checks announced, checks and measurements announced, and those begun.
+    checks: u64,
     planned: u64,
     begun: u64,
     /// The check that it is in.
@@ -117,7 +118,9 @@ impl Watch<'_> {
         let number = self.run.numbers[rank];
         let standing = &mut self.standings[rank];
         match report::parse(&text) {
-            Some(Message::Plan(checks)) => standing.planned = checks,
+            Some(Message::Plan { checks, measurements }) => {
+                (standing.checks, standing.planned) = (checks, checks.saturating_add(measurements));
+            }
             Some(Message::Case(case)) => {
                 standing.begun += 1;
                 standing.case = Some(case);
@@ -159,7 +162,7 @@ impl Watch<'_> {
 
     fn summary(&self, passed: bool, took: Duration, console: &mut Console<'_>) {
         let Run { options, size, seed, numbers, .. } = self.run;
-        let checks = self.standings.iter().map(|s| s.planned).max().unwrap_or(0);
+        let checks = self.standings.iter().map(|s| s.checks).max().unwrap_or(0);
         if passed {
             let table = report::table(&self.rows);
             if !table.is_empty() {
@@ -232,7 +235,7 @@ mod tests {
         (end, String::from_utf8(out).unwrap())
     }
 
-    const GOOD: &str = "echo @plan 1; echo @case a/b/1; echo hello; echo @done";
+    const GOOD: &str = "echo @plan 1 2; echo @case a/b/1; echo hello; echo @done";
 
     #[test]
     fn ranks_that_are_done_pass_and_their_rows_make_the_table() {
@@ -249,7 +252,7 @@ mod tests {
     #[test]
     fn a_failed_check_is_shown_with_the_command_that_repeats_it() {
         let bad =
-            r#"echo @plan 1; echo @case a/b/1; echo '@fail {"case":"a/b/1","text":"element 3"}'; echo @done; exit 1"#;
+            r#"echo @plan 1 2; echo @case a/b/1; echo '@fail {"case":"a/b/1","text":"element 3"}'; echo @done; exit 1"#;
         let (end, text) = check(&Options::quick(2, 1), &[GOOD, bad]);
         assert_eq!(end, End::Failed);
         assert!(text.contains("rank 1 | FAILED a/b/1: element 3\n"), "{text}");
@@ -280,9 +283,9 @@ mod tests {
     #[test]
     fn a_hang_ends_at_the_deadline_and_says_where_each_rank_stands() {
         let mut options = Options::quick(3, 1);
-        options.deadline = Duration::from_millis(700);
+        options.deadline = Duration::from_millis(2500);
         let start = Instant::now();
-        let hang = "echo @plan 9; echo @case all_sum/int8/0; exec sleep 60";
+        let hang = "echo @plan 9 0; echo @case all_sum/int8/0; exec sleep 60";
         let (end, text) = check(&options, &[GOOD, hang, "exec sleep 60"]);
         assert!(start.elapsed() < Duration::from_secs(20));
         assert_eq!(end, End::Failed);

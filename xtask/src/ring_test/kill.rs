@@ -196,11 +196,14 @@ mod tests {
         assert_eq!(judge(2, Some(1), None).wrong.as_deref(), Some("HANGS"));
     }
 
-    /// Three ranks that are shell scripts; rank 2 is killed. Each survivor runs `script` once it is looping.
+    /// Three ranks that are shell scripts; rank 2 is killed. Each survivor runs `script` once rank 2 is dead.
     fn check(script: &str) -> (End, String) {
         let options = Options { kill: Some(2), ..Options::quick(3, 1) };
-        let survivor = format!("echo @looping; {script}");
-        watched(&options, &[&survivor, &survivor, "echo @looping; exec sleep 60"])
+        let folder = tempfile::tempdir().unwrap();
+        let id = folder.path().join("id").display().to_string();
+        let wait = format!("until [ -s {id} ]; do sleep 0.02; done; while kill -0 $(cat {id}); do sleep 0.02; done");
+        let survivor = format!("echo @looping; {wait} 2> /dev/null; {script}");
+        watched(&options, &[&survivor, &survivor, &format!("echo $$ > {id}; echo @looping; exec sleep 60")])
     }
 
     fn watched(options: &Options, scripts: &[&str]) -> (End, String) {
@@ -226,9 +229,9 @@ mod tests {
 
     #[test]
     fn the_table_shows_every_survivor() {
-        // `date` knows whole seconds everywhere, so the report is given a second's grace: it lies after the kill.
+        // `date` knows whole seconds everywhere: the end of this one lies after the death, and less than a second.
         let report = format!(
-            r#"sleep 1.2; echo "@error {{\"at_us\":$(date +%s)999999,\"text\":\"{FIRST}\",\"again_us\":5,\"again\":\"{AGAIN}\"}}"; exit 1"#
+            r#"echo "@error {{\"at_us\":$(date +%s)999999,\"text\":\"{FIRST}\",\"again_us\":5,\"again\":\"{AGAIN}\"}}"; exit 1"#
         );
         let (end, text) = check(&report);
         assert_eq!(end, End::Passed, "{text}");

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 /// A line of a rank's report.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Message {
-    /// `@plan N`: how many checks there will be.
-    Plan(u64),
+    /// `@plan CHECKS MEASUREMENTS`: how many there will be.
+    Plan { checks: u64, measurements: u64 },
     /// `@case NAME`: a check, or a measurement, begins.
     Case(String),
     /// `@fail {"case", "text"}`: a check failed.
@@ -56,7 +56,10 @@ pub(crate) fn parse(line: &[u8]) -> Option<Message> {
     let value = || serde_json::from_str::<Value>(rest).ok();
     let text = |value: &Value, name: &str| Some(value[name].as_str()?.to_string());
     Some(match word {
-        "plan" => Message::Plan(rest.parse().ok()?),
+        "plan" => {
+            let (checks, measurements) = rest.split_once(' ')?;
+            Message::Plan { checks: checks.parse().ok()?, measurements: measurements.parse().ok()? }
+        }
         "case" => Message::Case(rest.to_string()),
         "fail" => {
             let value = value()?;
@@ -172,7 +175,7 @@ mod tests {
 
     #[test]
     fn report_lines_are_understood_and_others_left_alone() {
-        assert_eq!(parse(b"@plan 12"), Some(Message::Plan(12)));
+        assert_eq!(parse(b"@plan 12 3"), Some(Message::Plan { checks: 12, measurements: 3 }));
         assert_eq!(parse(b"@case all_sum/float32/7"), Some(Message::Case("all_sum/float32/7".into())));
         assert_eq!(parse(b"@done"), Some(Message::Done));
         assert_eq!(parse(b"@looping"), Some(Message::Looping));
@@ -183,7 +186,7 @@ mod tests {
         let error = LoopError { at_us: 1, text: "t".into(), again_us: 2, again: "a".into() };
         let line = br#"@error {"at_us":1,"text":"t","again_us":2,"again":"a"}"#;
         assert_eq!(parse(line), Some(Message::Error(error)));
-        for other in [&b"hello"[..], b"@", b"@plan x", b"@error {", b"@rowing", b"x @done", b"@\xff", b"@row {}"] {
+        for other in [&b"hello"[..], b"@", b"@plan 1", b"@error {", b"@rowing", b"x @done", b"@\xff", b"@row {}"] {
             assert_eq!(parse(other), None, "{}", String::from_utf8_lossy(other));
         }
     }
