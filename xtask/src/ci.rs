@@ -30,8 +30,9 @@ pub(crate) fn main() -> Result<bool> {
         let mut clippy = cargo::cargo(&["clippy", "--profile", "ci", "--workspace", "--all-targets"]);
         cargo::run(clippy.args(flag).args(["--", "-D", "warnings"]))
     });
+    // With every feature, so that what is behind one is checked too.
     step("documentation", &mut || {
-        let mut doc = cargo::cargo(&["doc", "--profile", "ci", "--workspace", "--no-deps"]);
+        let mut doc = cargo::cargo(&["doc", "--profile", "ci", "--workspace", "--no-deps", "--all-features"]);
         cargo::run(doc.args(flag).env("RUSTDOCFLAGS", "-D warnings"))
     });
     // What a user types first, without any flag of ours.
