@@ -64,19 +64,73 @@ impl Call {
         h
     }
 
-    /// The operation's name, as MLX says it.
+    /// What a rank does that is in this call.
+    pub(crate) fn doing(&self) -> Doing {
+        Doing::collective(self.operation, self.reduction.map(|r| r.0))
+    }
+
+    /// The operation's name.
     pub(crate) fn name(&self) -> &'static str {
-        match (self.operation, self.reduction) {
-            (Operation::AllReduce, Some((Reduction::Max, _))) => "all_max",
-            (Operation::AllReduce, Some((Reduction::Min, _))) => "all_min",
-            (Operation::AllReduce, _) => "all_sum",
-            (Operation::AllGather, _) => "all_gather",
-            (Operation::ReduceScatter, Some((Reduction::Max, _))) => "max_scatter",
-            (Operation::ReduceScatter, Some((Reduction::Min, _))) => "min_scatter",
-            (Operation::ReduceScatter, _) => "sum_scatter",
-            (Operation::Broadcast, _) => "broadcast",
-            (Operation::Barrier, _) => "barrier",
-        }
+        self.doing().name()
+    }
+}
+
+/// What a rank does: the operation of a call, collective or not, as its name and its code in Status messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Doing(u8);
+
+/// Every operation's name as MLX says it, by its code; 0 is what this version does not know.
+const NAMES: [&str; 12] = [
+    "an operation of another version",
+    "all_sum",
+    "all_max",
+    "all_min",
+    "all_gather",
+    "sum_scatter",
+    "max_scatter",
+    "min_scatter",
+    "broadcast",
+    "barrier",
+    "send",
+    "recv",
+];
+
+impl Doing {
+    pub(crate) const SEND: Self = Self(10);
+    pub(crate) const RECV: Self = Self(11);
+    #[cfg(test)]
+    pub(crate) const ALL_SUM: Self = Self(1);
+
+    fn collective(operation: Operation, reduction: Option<Reduction>) -> Self {
+        let of_three = match reduction {
+            Some(Reduction::Max) => 1,
+            Some(Reduction::Min) => 2,
+            _ => 0,
+        };
+        Self(match operation {
+            Operation::AllReduce => 1 + of_three,
+            Operation::AllGather => 4,
+            Operation::ReduceScatter => 5 + of_three,
+            Operation::Broadcast => 8,
+            Operation::Barrier => 9,
+        })
+    }
+
+    pub(crate) fn code(self) -> u8 {
+        self.0
+    }
+
+    pub(crate) fn from_code(code: u8) -> Self {
+        Self(if usize::from(code) < NAMES.len() { code } else { 0 })
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        NAMES[usize::from(self.0)]
+    }
+
+    /// Whether it is point-to-point.
+    pub(crate) fn is_message(self) -> bool {
+        self == Self::SEND || self == Self::RECV
     }
 }
 
@@ -118,6 +172,31 @@ pub(crate) fn describe(header: &[u8; HEADER]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_operation_has_a_code_of_its_own_and_a_name() {
+        let operations = [
+            Operation::AllReduce,
+            Operation::AllGather,
+            Operation::ReduceScatter,
+            Operation::Broadcast,
+            Operation::Barrier,
+        ];
+        let mut codes = vec![Doing::SEND.code(), Doing::RECV.code()];
+        for operation in operations {
+            for reduction in [None, Some(Reduction::Max), Some(Reduction::Min)] {
+                let doing = Doing::collective(operation, reduction);
+                assert_eq!(Doing::from_code(doing.code()), doing);
+                codes.push(doing.code());
+            }
+        }
+        codes.sort_unstable();
+        codes.dedup();
+        assert!(codes.iter().all(|&c| c > 0));
+        assert_eq!(Doing::collective(Operation::ReduceScatter, Some(Reduction::Min)).name(), "min_scatter");
+        assert_eq!(Doing::SEND.name(), "send");
+        assert_eq!(Doing::from_code(200).name(), "an operation of another version");
+    }
 
     #[test]
     fn every_difference_between_two_calls_shows_in_the_header() {

@@ -4,22 +4,31 @@
 //! ask whether they still live. It knows control links and groups, no socket and no data.
 //!
 //! A group fails stop. The first failure that a rank sees poisons its group and goes as an *Abort* to every rank, each of
-//! which passes it on once: so every rank's error names the rank that failed first, whatever it saw itself.
+//! which passes it on once: so every rank's error names the rank that failed first, whatever it saw itself. Every rank
+//! also reports regularly what it does (*Status*), so that a time-out can be blamed on the rank that holds the others up.
 
 mod abort;
+mod blame;
+mod group;
+mod handler;
+mod status;
 
-use std::collections::BTreeSet;
-use std::collections::btree_map::{BTreeMap, Entry};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox, Peer, Result, Wake};
+use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox, Peer};
 use parking_lot::Mutex;
 
+use crate::call::Doing;
 use abort::Abort;
+use blame::{Stuck, Verdict};
+use status::{InCall, Table};
 
-/// The shared state of one rank: which groups live, which ranks are gone. Cheap to clone.
+pub(crate) use group::GroupState;
+
+/// The shared state of one rank: which groups live, what every rank does, which are gone. Cheap to clone.
 #[derive(Clone)]
 pub struct Control {
     shared: Arc<Shared>,
@@ -36,73 +45,131 @@ struct Shared {
 struct State {
     formed: bool,
     links: BTreeMap<LinkId, usize>,
-    gone: BTreeSet<usize>,
-    groups: BTreeMap<GroupId, Arc<GroupState>>,
+    groups: BTreeMap<GroupId, Membership>,
     /// The first failure of each failed group.
     aborts: BTreeMap<GroupId, Abort>,
     /// Aborts of this rank's own that the links have not been given yet.
     unsent: Vec<Abort>,
+    table: Table,
+    /// The time of the handler's last call.
+    now: Duration,
+    /// When this rank's next report is due.
+    next_report: Duration,
+    /// The number of this rank's last report.
+    counter: u64,
+    /// The last request of each rank, so that each is passed on once.
+    requests: BTreeMap<u32, u64>,
+    /// Whether this rank wants a report of every rank.
+    asking: bool,
+    /// Whether a call waits for those reports.
+    inquiring: bool,
 }
 
-/// Whether a group lives, for those who wait in one of its calls.
-#[derive(Debug, Default)]
-pub(crate) struct GroupState {
-    failed: AtomicBool,
-    error: Mutex<Option<Error>>,
-    wakes: Mutex<Vec<Arc<Wake>>>,
+/// A group that this rank is in.
+struct Membership {
+    state: Arc<GroupState>,
+    /// The call that its last report named, and since when.
+    since: Option<(Doing, u64, Duration)>,
 }
 
-impl GroupState {
-    /// The failure, if the group has failed.
-    pub(crate) fn check(&self) -> Result<()> {
-        if !self.failed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        self.error.lock().clone().map_or(Ok(()), Err)
-    }
+/// What one rank does, as far as this rank has heard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RankStatus {
+    /// The rank, among all.
+    pub rank: usize,
+    /// How it is.
+    pub state: RankState,
+    /// The calls that it is in: at most one per group.
+    pub calls: Vec<CallStatus>,
+}
 
-    /// Has `wake` rung when the group fails, or a rank leaves.
-    pub(crate) fn watch(&self, wake: &Arc<Wake>) {
-        self.wakes.lock().push(wake.clone());
-        if self.failed.load(Ordering::Acquire) {
-            wake.notify();
-        }
-    }
+/// How a rank is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RankState {
+    /// It reported this long ago. A report is due at least once a second.
+    Alive {
+        /// How long ago.
+        heard: Duration,
+    },
+    /// Nothing has been heard of it yet.
+    Silent,
+    /// It has left, and does not come back.
+    Gone,
+}
 
-    /// Poisons the group unless it is; the failure that counts.
-    pub(crate) fn poison(&self, error: Error) -> Error {
-        let first = self.error.lock().get_or_insert(error).clone();
-        self.failed.store(true, Ordering::Release);
-        self.ring();
-        first
-    }
-
-    pub(crate) fn ring(&self) {
-        self.wakes.lock().iter().for_each(|w| w.notify());
-    }
+/// A call that a rank is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CallStatus {
+    /// The group.
+    pub group: GroupId,
+    /// The operation's name, as MLX says it.
+    pub operation: &'static str,
+    /// The operation's number in its group; of a message, its number between the two ranks.
+    pub sequence: u64,
+    /// The ranks (among all) that it waits for; none while it moves bytes.
+    pub waits_for: Vec<usize>,
+    /// For how long it has been in the call, to within a report's interval.
+    pub since: Duration,
 }
 
 impl Control {
     /// The control of rank `rank` among `peers` (every rank, its own too, by index, with the address that errors show).
     /// `timeout` is the longest that an operation waits without progress.
     pub fn new(rank: usize, peers: Vec<Peer>, timeout: Duration) -> Self {
-        let tick = (timeout / 4).clamp(Duration::from_millis(50), Duration::from_secs(1));
+        let tick = (timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
         Self { shared: Arc::new(Shared { rank, peers, tick, state: Mutex::default() }) }
     }
 
     /// What the transport calls with this rank's control messages. Make one.
     pub fn handler(&self) -> Box<dyn ControlHandler> {
-        Box::new(Handler { shared: self.shared.clone() })
+        Box::new(handler::Handler { shared: self.shared.clone() })
+    }
+
+    /// What every rank does, by rank: of this one as it is now, of the others as they last reported.
+    pub fn status(&self) -> Vec<RankStatus> {
+        let state = self.shared.state.lock();
+        let (table, now) = (&state.table, state.now);
+        let status = |rank: usize| {
+            if rank == self.shared.rank {
+                let calls = state.own_calls(now).iter().map(|c| call_status(c, Duration::ZERO)).collect();
+                return RankStatus { rank, state: RankState::Alive { heard: Duration::ZERO }, calls };
+            }
+            match table.get(rank as u32) {
+                None => RankStatus { rank, state: RankState::Silent, calls: Vec::new() },
+                Some(report) if report.gone => RankStatus { rank, state: RankState::Gone, calls: Vec::new() },
+                Some(report) => {
+                    let heard = now.saturating_sub(report.heard);
+                    let calls = report.calls.iter().map(|c| call_status(c, heard)).collect();
+                    RankStatus { rank, state: RankState::Alive { heard }, calls }
+                }
+            }
+        };
+        (0..self.shared.peers.len()).map(status).collect()
     }
 
     /// Joins a group: its state, already failed if an Abort came before.
     pub(crate) fn join(&self, id: GroupId) -> Arc<GroupState> {
         let mut state = self.shared.state.lock();
-        let group = state.groups.entry(id).or_default().clone();
+        let new = || Membership { state: Arc::default(), since: None };
+        let group = state.groups.entry(id).or_insert_with(new).state.clone();
         if let Some(abort) = state.aborts.get(&id) {
             group.poison(self.shared.error_of(abort));
         }
         group
+    }
+
+    /// Forgets a group that this rank is no longer in.
+    pub(crate) fn leave(&self, id: GroupId) {
+        self.shared.state.lock().groups.remove(&id);
+    }
+
+    /// Ends every group of this rank with `error`, without a word to the others.
+    pub(crate) fn end(&self, error: &Error) {
+        let state = self.shared.state.lock();
+        state.groups.values().for_each(|group| drop(group.state.poison(error.clone())));
     }
 
     /// This rank's call on group `id` failed: poisons the group and leaves an Abort for every link, sent at the next tick.
@@ -111,33 +178,91 @@ impl Control {
         let first = group.poison(error);
         let mut state = self.shared.state.lock();
         let State { aborts, unsent, .. } = &mut *state;
-        if let Entry::Vacant(entry) = aborts.entry(id) {
+        if let Entry::Vacant(entry) = aborts.entry(id)
+            && first.kind() != Kind::Closed
+        {
             unsent.push(entry.insert(Abort::new(id, self.shared.rank, &first)).clone());
         }
         first
     }
 
-    /// Whether a control link to `rank` has ended.
+    /// Whether `rank` is known to have left.
     pub(crate) fn is_gone(&self, rank: usize) -> bool {
-        self.shared.state.lock().gone.contains(&rank)
+        self.shared.state.lock().table.is_gone(rank as u32)
+    }
+
+    /// Asks every rank for a report, at the handler's next tick. The time by which an answer is newer.
+    pub(crate) fn ask(&self) -> Duration {
+        let mut state = self.shared.state.lock();
+        (state.asking, state.inquiring) = (true, true);
+        state.now
+    }
+
+    /// Whether every rank that has not left has reported after `since`.
+    pub(crate) fn all_heard_since(&self, since: Duration) -> bool {
+        let state = self.shared.state.lock();
+        let others = (0..self.shared.peers.len()).filter(|&rank| rank != self.shared.rank);
+        let mut reports = others.map(|rank| state.table.get(rank as u32));
+        reports.all(|report| report.is_some_and(|r| r.gone || r.heard > since))
+    }
+
+    /// What `error`, a time-out of this rank's call on group `id`, comes to: the rank that holds everybody up, by what
+    /// the ranks last said, and where each stands. A rank is silent if nothing was heard of it for `patience`.
+    pub(crate) fn blame(&self, id: GroupId, group: &GroupState, error: Error, patience: Duration) -> Error {
+        let mut state = self.shared.state.lock();
+        state.inquiring = false;
+        let Some((doing, sequence, waits)) = group.current() else { return error };
+        let rank = self.shared.rank as u32;
+        let stuck = Stuck { rank, group: id, doing, sequence, waits };
+        let mut table = state.table.clone();
+        table.take(status::entries(rank, u64::MAX, state.own_calls(state.now)), state.now);
+        let standing = blame::standing(&table, self.shared.peers.len(), state.now);
+        let advice = error.advice().map(str::to_owned);
+        let (rank, text, advice) = match blame::find(&table, &stuck, state.now, patience) {
+            Verdict::Rank { rank, text } => (rank, text, advice),
+            Verdict::Deadlock { text, .. } => {
+                let advice = "have one of them receive before it sends, or send what the others wait for";
+                (rank, format!("is in a {text}"), Some(advice.to_owned()))
+            }
+            Verdict::Unknown => (error.peer().map_or(rank, |p| p.rank as u32), error.what().to_owned(), advice),
+        };
+        let blamed = Error::new(error.kind(), format!("{text} (where the ranks stand: {standing})"))
+            .with_peer(&self.shared.peer(rank as usize));
+        match advice {
+            Some(advice) => blamed.with_advice(advice),
+            None => blamed,
+        }
+    }
+}
+
+fn call_status(call: &InCall, ago: Duration) -> CallStatus {
+    CallStatus {
+        group: call.group,
+        operation: call.doing.name(),
+        sequence: call.sequence,
+        waits_for: call.waits.iter().map(|&w| w as usize).collect(),
+        since: call.age + ago,
     }
 }
 
 impl Shared {
+    fn peer(&self, rank: usize) -> Peer {
+        self.peers.get(rank).cloned().unwrap_or_else(|| Peer::new(rank, "address unknown"))
+    }
+
     /// The error that an Abort becomes on this rank.
     fn error_of(&self, abort: &Abort) -> Error {
-        let peer = |rank: usize| self.peers.get(rank).cloned().unwrap_or_else(|| Peer::new(rank, "address unknown"));
         let (first, reporter) = (abort.first as usize, abort.reporter as usize);
         if first == self.rank && reporter != self.rank {
             let what = format!("reports that rank {first} {}", abort.text);
-            return Error::new(abort.kind, what).with_peer(&peer(reporter));
+            return Error::new(abort.kind, what).with_peer(&self.peer(reporter));
         }
         let what = match abort.sequence {
             _ if first == reporter => format!("{} (it says so itself)", abort.text),
             Some(sequence) => format!("{} (reported by rank {reporter} in its operation #{sequence})", abort.text),
             None => format!("{} (reported by rank {reporter})", abort.text),
         };
-        Error::new(abort.kind, what).with_peer(&peer(first))
+        Error::new(abort.kind, what).with_peer(&self.peer(first))
     }
 
     /// Takes an Abort: unless the group has failed before, poisons it and passes the Abort on to every link but `from`.
@@ -147,184 +272,31 @@ impl Shared {
         }
         let error = self.error_of(&abort);
         if let Some(group) = state.groups.get(&abort.group) {
-            group.poison(error.clone());
+            group.state.poison(error.clone());
         }
         out.poisoned.push((abort.group, error));
-        state.send(&abort, from, out);
+        state.send(&abort.encode(), from, out);
         state.aborts.insert(abort.group, abort);
     }
 }
 
 impl State {
-    fn send(&self, abort: &Abort, except: Option<LinkId>, out: &mut Outbox) {
+    /// Sends a message to every link but one.
+    fn send(&self, message: &[u8], except: Option<LinkId>, out: &mut Outbox) {
         let links = self.links.keys().filter(|&&link| Some(link) != except);
-        out.messages.extend(links.map(|&link| (link, abort.encode())));
-    }
-}
-
-/// The [`ControlHandler`] of a [`Control`].
-struct Handler {
-    shared: Arc<Shared>,
-}
-
-impl ControlHandler for Handler {
-    fn link_up(&mut self, link: LinkId, peer: &Peer, _now: Duration, out: &mut Outbox) {
-        let mut state = self.shared.state.lock();
-        state.links.insert(link, peer.rank);
-        // A failure from before this link was up has reached nobody over it.
-        out.messages.extend(state.aborts.values().map(|abort| (link, abort.encode())));
+        out.messages.extend(links.map(|&link| (link, message.to_vec())));
     }
 
-    fn message(&mut self, link: LinkId, message: &[u8], _now: Duration, out: &mut Outbox) {
-        let mut state = self.shared.state.lock();
-        // Messages of kinds that this version does not know are a newer peer's business.
-        if let Some(abort) = Abort::decode(message) {
-            self.shared.take(&mut state, abort, Some(link), out);
-        }
-    }
-
-    fn link_ended(&mut self, link: LinkId, why: &Error, _now: Duration, out: &mut Outbox) {
-        let mut state = self.shared.state.lock();
-        let Some(rank) = state.links.remove(&link) else { return };
-        state.gone.insert(rank);
-        if !state.formed {
-            let text = format!("left while the ring was forming ({})", why.phrase());
-            let error = Error::new(Kind::PeerClosed, text).with_peer(&self.shared.peers[rank]);
-            self.shared.take(&mut state, Abort::new(GroupId::ROOT, self.shared.rank, &error), None, out);
-        }
-        state.groups.values().for_each(|group| group.ring());
-    }
-
-    fn formed(&mut self, _now: Duration, _out: &mut Outbox) {
-        self.shared.state.lock().formed = true;
-    }
-
-    fn forming_failed(&mut self, why: &Error, _now: Duration, out: &mut Outbox) {
-        let mut state = self.shared.state.lock();
-        self.shared.take(&mut state, Abort::new(GroupId::ROOT, self.shared.rank, why), None, out);
-    }
-
-    fn tick(&mut self, _now: Duration, out: &mut Outbox) {
-        let mut state = self.shared.state.lock();
-        for abort in std::mem::take(&mut state.unsent) {
-            state.send(&abort, None, out);
-        }
-    }
-
-    fn tick_interval(&self) -> Duration {
-        self.shared.tick
+    /// The calls that this rank is in.
+    fn own_calls(&self, now: Duration) -> Vec<InCall> {
+        let call = |(&group, membership): (&GroupId, &Membership)| {
+            let (doing, sequence, waits) = membership.state.current()?;
+            let since = membership.since.filter(|s| (s.0, s.1) == (doing, sequence)).map_or(now, |s| s.2);
+            Some(InCall { group, doing, sequence, waits, age: now.saturating_sub(since) })
+        };
+        self.groups.iter().filter_map(call).collect()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ring(n: usize) -> Vec<(Control, Box<dyn ControlHandler>)> {
-        (0..n)
-            .map(|rank| {
-                let peers = (0..n).map(|r| Peer::new(r, format!("host{r}:1"))).collect();
-                let control = Control::new(rank, peers, Duration::from_secs(30));
-                let handler = control.handler();
-                (control, handler)
-            })
-            .collect()
-    }
-
-    const RIGHT: LinkId = LinkId(0);
-    const LEFT: LinkId = LinkId(1);
-
-    /// Delivers what `from` sent, and all that follows from it; how many messages that were.
-    fn deliver(ranks: &mut [(Control, Box<dyn ControlHandler>)], from: usize, out: Outbox) -> usize {
-        let n = ranks.len();
-        let mut queue: Vec<_> = out.messages.into_iter().map(|(link, m)| (from, link, m)).collect();
-        let mut count = 0;
-        while let Some((from, link, message)) = queue.pop() {
-            count += 1;
-            assert!(count < 100, "an Abort goes round for ever");
-            let (to, at) = if link == RIGHT { ((from + 1) % n, LEFT) } else { ((from + n - 1) % n, RIGHT) };
-            let mut out = Outbox::default();
-            ranks[to].1.message(at, &message, Duration::ZERO, &mut out);
-            queue.extend(out.messages.into_iter().map(|(link, m)| (to, link, m)));
-        }
-        count
-    }
-
-    fn up(ranks: &mut [(Control, Box<dyn ControlHandler>)]) {
-        let n = ranks.len();
-        for (rank, (_, handler)) in ranks.iter_mut().enumerate() {
-            let mut out = Outbox::default();
-            handler.link_up(RIGHT, &Peer::new((rank + 1) % n, "x"), Duration::ZERO, &mut out);
-            handler.link_up(LEFT, &Peer::new((rank + n - 1) % n, "x"), Duration::ZERO, &mut out);
-            handler.formed(Duration::ZERO, &mut out);
-            assert!(out.messages.is_empty());
-        }
-    }
-
-    #[test]
-    fn an_abort_reaches_every_rank_once_and_names_the_first_to_fail() {
-        for n in 2..7 {
-            let mut ranks = ring(n);
-            let groups: Vec<_> = ranks.iter().map(|(c, _)| c.join(GroupId::ROOT)).collect();
-            up(&mut ranks);
-            let first = Error::new(Kind::PeerClosed, "closed the connection").with_peer(&Peer::new(1, "host1:1"));
-            ranks[0].0.fail(GroupId::ROOT, &groups[0], first);
-            let mut out = Outbox::default();
-            ranks[0].1.tick(Duration::ZERO, &mut out);
-            deliver(&mut ranks, 0, out);
-            for (rank, group) in groups.iter().enumerate() {
-                let e = group.check().expect_err("poisoned");
-                let named = if rank == 1 { 0 } else { 1 };
-                assert_eq!(e.peer().map(|p| p.rank), Some(named), "rank {rank} of {n}: {e}");
-                assert!(e.to_string().contains("closed the connection"), "{e}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_first_failure_stands_whatever_comes_later() {
-        let mut ranks = ring(4);
-        let group = ranks[0].0.join(GroupId::ROOT);
-        up(&mut ranks);
-        let error = |rank| Error::new(Kind::Reset, "broke").with_peer(&Peer::new(rank, "x"));
-        ranks[0].0.fail(GroupId::ROOT, &group, error(1));
-        let winner = ranks[0].0.fail(GroupId::ROOT, &group, error(3));
-        assert_eq!(winner.peer().map(|p| p.rank), Some(1));
-        let mut out = Outbox::default();
-        let late = Abort::new(GroupId::ROOT, 3, &error(2)).encode();
-        ranks[0].1.message(LEFT, &late, Duration::ZERO, &mut out);
-        assert!(out.messages.is_empty() && out.poisoned.is_empty(), "{out:?}");
-        assert_eq!(group.check().expect_err("poisoned").peer().map(|p| p.rank), Some(1));
-    }
-
-    #[test]
-    fn an_abort_that_comes_before_its_group_is_joined_is_not_lost() {
-        let mut ranks = ring(2);
-        up(&mut ranks);
-        let abort = Abort::new(GroupId(7), 1, &Error::new(Kind::Reset, "broke")).encode();
-        ranks[0].1.message(LEFT, &abort, Duration::ZERO, &mut Outbox::default());
-        assert!(ranks[0].0.join(GroupId(7)).check().is_err());
-        assert!(ranks[0].0.join(GroupId::ROOT).check().is_ok());
-    }
-
-    #[test]
-    fn a_link_that_ends_is_poison_while_forming_and_not_after() {
-        let why = Error::new(Kind::PeerClosed, "closed the connection");
-        let mut ranks = ring(3);
-        let mut out = Outbox::default();
-        ranks[0].1.link_up(RIGHT, &Peer::new(1, "x"), Duration::ZERO, &mut out);
-        ranks[0].1.link_up(LEFT, &Peer::new(2, "x"), Duration::ZERO, &mut out);
-        ranks[0].1.link_ended(RIGHT, &why, Duration::ZERO, &mut out);
-        assert_eq!(out.poisoned.len(), 1);
-        assert_eq!(out.poisoned[0].1.peer().map(|p| p.rank), Some(1));
-        assert!(matches!(&out.messages[..], [(LEFT, _)]), "the other neighbour is told: {out:?}");
-
-        let mut ranks = ring(3);
-        let group = ranks[0].0.join(GroupId::ROOT);
-        up(&mut ranks);
-        let mut out = Outbox::default();
-        ranks[0].1.link_ended(RIGHT, &why, Duration::ZERO, &mut out);
-        assert!(out.poisoned.is_empty() && group.check().is_ok());
-        assert!(ranks[0].0.is_gone(1) && !ranks[0].0.is_gone(2));
-    }
-}
+mod tests;

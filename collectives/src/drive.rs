@@ -17,6 +17,8 @@ pub(crate) trait Task {
     fn parks<'a>(&'a self, parks: &mut Vec<Park<'a>>);
     /// Whom it waits for, and with how many of how many bytes moved.
     fn awaited(&self) -> Awaited<'_>;
+    /// Every rank that it waits for now.
+    fn waits(&self, ranks: &mut Vec<usize>);
 }
 
 /// What an unfinished task waits for.
@@ -53,16 +55,16 @@ impl Patience {
         self.last_progress = None;
     }
 
-    /// Nothing moved: waits a little, or until one of `parks` may be ready. `false`: the time-out is over.
-    pub(crate) fn wait<'a>(&mut self, wake: &'a Wake, parks: impl FnOnce(&mut Vec<Park<'a>>)) -> Result<bool> {
+    /// Nothing moved: whether it is time to sleep rather than to try again.
+    pub(crate) fn is_over(&mut self) -> bool {
         let now = Instant::now();
-        let since = *self.last_progress.get_or_insert(now);
-        if now.duration_since(since) < self.limits.spin {
-            std::thread::yield_now();
-            return Ok(true);
-        }
-        let deadline = Deadline::at(since).instant().checked_add(self.limits.timeout);
-        let deadline = deadline.map_or(Deadline::after(Duration::MAX), Deadline::at);
+        now.duration_since(*self.last_progress.get_or_insert(now)) >= self.limits.spin
+    }
+
+    /// Waits until one of `parks` may be ready. `false`: the time-out is over.
+    pub(crate) fn sleep<'a>(&mut self, wake: &'a Wake, parks: impl FnOnce(&mut Vec<Park<'a>>)) -> Result<bool> {
+        let since = *self.last_progress.get_or_insert_with(Instant::now);
+        let deadline = since.checked_add(self.limits.timeout).map_or(Deadline::after(Duration::MAX), Deadline::at);
         let mut all = vec![wake.park()];
         parks(&mut all);
         let ready = wait_any(&all, deadline)?;
@@ -93,6 +95,7 @@ pub(crate) fn drive<T: Task>(
     halt: &Halt,
 ) -> Result<()> {
     let mut patience = Patience::new(limits);
+    let mut waits_told = false;
     loop {
         let (mut progress, mut done) = (false, true);
         for task in tasks.iter_mut() {
@@ -106,18 +109,26 @@ pub(crate) fn drive<T: Task>(
         }
         if progress {
             patience.progress();
+            if std::mem::take(&mut waits_told) {
+                group.wait_for(&[]);
+            }
             continue;
         }
         group.check()?;
         if halt.0.load(Ordering::Acquire) {
             return Ok(());
         }
-        let waiting = patience.wait(wake, |parks| {
-            for task in tasks.iter().filter(|t| !t.done()) {
-                task.parks(parks);
-            }
-        })?;
-        if !waiting {
+        if !patience.is_over() {
+            std::thread::yield_now();
+            continue;
+        }
+        let unfinished = || tasks.iter().filter(|t| !t.done());
+        if !std::mem::replace(&mut waits_told, true) {
+            let mut ranks = Vec::new();
+            unfinished().for_each(|task| task.waits(&mut ranks));
+            group.wait_for(&ranks);
+        }
+        if !patience.sleep(wake, |parks| unfinished().for_each(|task| task.parks(parks)))? {
             // A last look: what came at the deadline counts.
             let late = tasks.iter_mut().find(|t| !t.done());
             if let Some(task) = late
@@ -135,5 +146,5 @@ fn timed_out(awaited: &Awaited<'_>, timeout: Duration) -> Error {
         .with_peer(awaited.peer)
         .with_lane(awaited.lane)
         .with_progress(awaited.done, awaited.total)
-        .with_advice("it is stopped, stuck or late, or waits for another rank; raise NUVEC_DISTRIBUTED_TIMEOUT if it is only slow")
+        .with_advice("raise NUVEC_DISTRIBUTED_TIMEOUT if it is only slow")
 }

@@ -25,8 +25,8 @@ pub(crate) struct Reducer {
 /// One lane of one call.
 pub(crate) struct Lane<'a, S, R> {
     index: usize,
-    tx: &'a mut S,
-    rx: &'a mut R,
+    tx: S,
+    rx: R,
     header_out: [u8; HEADER],
     header_sent: usize,
     flushed: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Lane<'a, S, R> {
 struct Incoming<'a> {
     cursor: Cursor,
     segments: Vec<&'a mut [u8]>,
-    call: &'a Call,
+    call: Call,
     reducer: Option<Reducer>,
     expected: [u8; HEADER],
     header: [u8; HEADER],
@@ -51,10 +51,10 @@ impl<'a, S: Sender, R: Receiver> Lane<'a, S, R> {
     /// Lane `index` of `call`: `segments` are the plan's, by index; `reducer` is there if the plan reduces.
     pub(crate) fn new(
         index: usize,
-        (tx, rx): (&'a mut S, &'a mut R),
+        (tx, rx): (S, R),
         plan: LanePlan,
         segments: Vec<&'a mut [u8]>,
-        call: &'a Call,
+        call: Call,
         reducer: Option<Reducer>,
     ) -> Self {
         let header = call.header(index);
@@ -202,6 +202,16 @@ impl<S: Sender, R: Receiver> Task for Lane<'_, S, R> {
         }
     }
 
+    fn waits(&self, ranks: &mut Vec<usize>) {
+        let Incoming { cursor, header_got, .. } = &self.state;
+        if *header_got < HEADER || !cursor.all_applied() {
+            ranks.push(self.rx.peer().rank);
+        }
+        if self.header_sent < HEADER || cursor.sendable().is_some() {
+            ranks.push(self.tx.peer().rank);
+        }
+    }
+
     fn awaited(&self) -> Awaited<'_> {
         let cursor = &self.state.cursor;
         let (peer, what) = if cursor.all_applied() && self.state.header_got == HEADER {
@@ -227,7 +237,12 @@ impl<S: Sender, R: Receiver> Lane<'_, S, R> {
 }
 
 #[cfg(test)]
-impl<S, R> Lane<'_, S, R> {
+impl<'a, S, R> Lane<'a, S, R> {
+    /// The channel halves and the segments again.
+    pub(crate) fn into_parts(self) -> ((S, R), Vec<&'a mut [u8]>) {
+        ((self.tx, self.rx), self.state.segments)
+    }
+
     /// Plants a fault: sends `bytes` more than the rule allows.
     pub(crate) fn lead(&mut self, bytes: usize) {
         self.state.cursor.lead = bytes;

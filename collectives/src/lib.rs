@@ -14,13 +14,17 @@
 mod call;
 mod communicator;
 mod control;
+mod counters;
 mod drive;
 pub mod dtype;
 pub mod engine;
+mod inquiry;
 mod lane;
+mod operation;
 mod p2p;
 pub mod plan;
 pub mod reduce;
+mod split;
 mod streams;
 mod workers;
 
@@ -28,6 +32,7 @@ mod workers;
 mod simulation;
 
 pub use communicator::{AGREEMENT, Communicator, Options};
-pub use control::Control;
+pub use control::{CallStatus, Control, RankState, RankStatus};
+pub use counters::Counts;
 pub use dtype::DType;
 pub use reduce::Reduction;

@@ -86,10 +86,14 @@ impl<S: Sender> Task for SendStripe<'_, S> {
         parks.push(self.tx.park());
     }
 
+    fn waits(&self, ranks: &mut Vec<usize>) {
+        ranks.push(self.tx.peer().rank);
+    }
+
     fn awaited(&self) -> Awaited<'_> {
         Awaited {
             peer: self.tx.peer(),
-            what: "took nothing: it may not have called recv yet (ranks that all send first may wait for each other)",
+            what: "took nothing",
             lane: self.index,
             done: self.sent as u64,
             total: self.data.len() as u64,
@@ -139,6 +143,10 @@ impl<R: Receiver> Task for RecvHeader<'_, R> {
         parks.push(self.rx.park());
     }
 
+    fn waits(&self, ranks: &mut Vec<usize>) {
+        ranks.push(self.rx.peer().rank);
+    }
+
     fn awaited(&self) -> Awaited<'_> {
         Awaited { peer: self.rx.peer(), what: NOTHING_SENT, lane: 0, done: 0, total: 0 }
     }
@@ -181,6 +189,10 @@ impl<R: Receiver> Task for RecvStripe<'_, R> {
 
     fn parks<'a>(&'a self, parks: &mut Vec<Park<'a>>) {
         parks.push(self.rx.park());
+    }
+
+    fn waits(&self, ranks: &mut Vec<usize>) {
+        ranks.push(self.rx.peer().rank);
     }
 
     fn awaited(&self) -> Awaited<'_> {

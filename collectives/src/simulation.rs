@@ -1,5 +1,7 @@
 //! Whole rings in one thread: every plan over channels that hold one byte, its lanes moved in any order.
 
+mod faults;
+
 use nuvec_transport::memory::{MemoryReceiver, MemorySender, pair_of};
 use nuvec_transport::{Channel, GroupId};
 use proptest::prelude::*;
@@ -74,7 +76,7 @@ fn run(
     for ((data, plans), halves) in data.iter_mut().zip(plans).zip(&mut halves) {
         let segments = plan::lend(data, plans);
         for (i, ((plan, segments), (tx, rx))) in plans.iter().zip(segments).zip(halves).enumerate() {
-            let mut lane = Lane::new(i, (tx, rx), plan.clone(), segments, &call, reducer);
+            let mut lane = Lane::new(i, (tx, rx), plan.clone(), segments, call, reducer);
             lane.lead(lead);
             lanes.push(lane);
         }

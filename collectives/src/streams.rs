@@ -19,6 +19,8 @@ pub(crate) trait StreamWait {
     fn check(&self) -> Result<()>;
     /// Whether a rank is known to have left.
     fn is_gone(&self, rank: usize) -> bool;
+    /// The call goes to sleep, waiting for this rank.
+    fn wait_for(&self, rank: usize);
 }
 
 /// The streams of one group, by peer.
@@ -55,6 +57,7 @@ impl<F: Fabric> Streams<F> {
                 return Err(left());
             }
             fabric.open(*group, to, wait.wake(), deadline);
+            wait.wait_for(to);
             *txs = loop {
                 if let Some(opened) = fabric.opened(*group, to) {
                     break opened?;
@@ -80,6 +83,7 @@ impl<F: Fabric> Streams<F> {
         if rxs.is_empty() {
             let mut deadline = wait.deadline();
             let mut left = false;
+            wait.wait_for(from);
             *rxs = loop {
                 if let Some(accepted) = fabric.accepted(*group, from) {
                     break accepted;

@@ -12,6 +12,7 @@ use crate::forming::{Forming, Refusals};
 use crate::hello::{Admission as Answer, Dropped, Judge, Open, Place, Role};
 use crate::log::{Warning, step};
 use crate::pending::Door;
+use crate::rings::{Rings, Side};
 use crate::socket::Stream;
 use crate::streams::Streams;
 
@@ -24,6 +25,7 @@ pub(crate) struct Admission<'a> {
     pub(crate) session: [u8; 16],
     pub(crate) control: &'a mut Control,
     pub(crate) streams: &'a Streams,
+    pub(crate) rings: &'a Rings,
     pub(crate) refusals: &'a mut Refusals,
     pub(crate) strangers: &'a mut Warning,
     pub(crate) now: Instant,
@@ -34,10 +36,16 @@ fn stripe(open: &Open) -> ((GroupId, usize), usize) {
     ((GroupId(open.group), open.from as usize), open.index.into())
 }
 
+/// Whether it is about a group of some of the ranks.
+fn is_child(open: &Open) -> bool {
+    GroupId(open.group) != GroupId::ROOT
+}
+
 impl Judge for Admission<'_> {
     fn admit(&mut self, open: &Open) -> Answer {
         let known = match open.role {
             Role::P2p => self.forming.is_none() && self.streams.accepts(GroupId(open.group)),
+            Role::Ring if is_child(open) => self.forming.is_none() && self.rings.left(GroupId(open.group)).is_some(),
             Role::Control | Role::Ring => GroupId(open.group) == GroupId::ROOT,
             Role::Bootstrap => false,
         };
@@ -54,14 +62,20 @@ impl Judge for Admission<'_> {
                 let (key, index) = stripe(open);
                 self.streams.is_taken(key, index)
             }
+            (Role::Ring, _) if is_child(open) => self.rings.is_taken(GroupId(open.group), open.index.into()),
             (Role::Control, Some(_)) => !self.control.is_free(FROM_LEFT),
             (Role::Ring, Some(forming)) => forming.is_taken(open.index.into()),
             // A ring that has formed takes no other connection, even once one has ended.
             _ => true,
         };
+        let left = match open.role {
+            // A ring that was given up meanwhile refuses whoever comes.
+            Role::Ring if is_child(open) => self.rings.left(GroupId(open.group)).unwrap_or(open.from as usize),
+            _ => self.context.left(),
+        };
         Place {
             rank: u32::try_from(self.context.rank).unwrap_or(u32::MAX),
-            left: u32::try_from(self.context.left()).unwrap_or(u32::MAX),
+            left: u32::try_from(left).unwrap_or(u32::MAX),
             size: u32::try_from(self.context.size).unwrap_or(u32::MAX),
             connections: u16::try_from(self.context.connections).unwrap_or(u16::MAX),
             session: if self.forming.is_some() { NO_SESSION } else { self.session },
@@ -85,6 +99,9 @@ impl Door for Admission<'_> {
             open.role.name()
         );
         match (open.role, &mut self.forming) {
+            (Role::Ring, _) if is_child(&open) => {
+                self.rings.connected(GroupId(open.group), Side::Left, index, TcpChannel::new(stream, peer));
+            }
             (Role::Control, Some(_)) => self.control.granted(stream, peer),
             (Role::Ring, Some(forming)) => forming.granted(index, TcpChannel::new(stream, peer)),
             (Role::P2p, _) => self.streams.arrived((GroupId(open.group), from), index, stream, peer),
@@ -102,13 +119,17 @@ impl Door for Admission<'_> {
             // Those come again.
             (Some(Rejection::NotYet | Rejection::Busy), _) => {}
             (Some(_), open) => {
-                let who = match open {
+                let who = match &open {
                     Some(open) => format!("{} (as rank {})", from.ip(), open.from),
                     None => from.ip().to_string(),
                 };
                 step!(self.context.options.verbose, "rank {}: refused: {who} {text}", self.context.rank);
-                if self.forming.is_some() {
-                    self.refusals.add(format!("{who} {text}"));
+                match open {
+                    Some(open) if open.role == Role::Ring && is_child(&open) => {
+                        self.rings.refused(GroupId(open.group), format!("{who} {text}"));
+                    }
+                    _ if self.forming.is_some() => self.refusals.add(format!("{who} {text}")),
+                    _ => {}
                 }
             }
         }

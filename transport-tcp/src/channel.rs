@@ -193,6 +193,23 @@ mod tests {
     }
 
     #[test]
+    fn a_forked_child_that_drops_its_copies_leaves_the_parents_connection_as_it_is() {
+        let (a, b) = pair("127.0.0.1:0");
+        let mut parent = TcpChannel::new(a.copy_in(std::process::id()), Peer::new(1, "b:1"));
+        drop(TcpChannel::new(a.copy_in(std::process::id() + 1), Peer::new(1, "b:1")));
+        assert!(b.is_open());
+        assert_eq!(parent.sender.try_send(&[IoSlice::new(b"x")]).unwrap(), 1);
+        // The parent itself ends its direction, whoever else has a copy.
+        drop(parent);
+        let (deadline, mut got) = (std::time::Instant::now() + std::time::Duration::from_secs(10), Vec::new());
+        while got.last() != Some(&0) {
+            assert!(std::time::Instant::now() < deadline, "the end does not arrive");
+            got.extend(b.recv(&mut [0; 8]).unwrap());
+        }
+        assert_eq!(got, [1, 0]);
+    }
+
+    #[test]
     fn a_watch_ends_with_the_connection() {
         let (a, _b) = channels("127.0.0.1:0");
         let (tx, rx) = a.split();

@@ -15,6 +15,7 @@ use crate::control::Control;
 use crate::fabric::{Remote, TcpFabric, thread_lost};
 use crate::forming::Forming;
 use crate::listen::Listeners;
+use crate::rings::Rings;
 use crate::service::{Mailbox, Service};
 use crate::streams::Streams;
 use crate::{Address, Options};
@@ -83,6 +84,7 @@ fn alone(context: Context, mut handler: Box<dyn ControlHandler>) -> Result<TcpFa
     }
     Ok(TcpFabric {
         streams: Arc::new(Streams::new(context.connections)),
+        rings: Arc::new(Rings::new(context.connections)),
         context: Arc::new(context),
         summary: cards.summary(),
         ring: Mutex::new(Some(RingLinks { right: Vec::new(), left: Vec::new() })),
@@ -111,12 +113,14 @@ fn form(
     let wake = Arc::new(Wake::new().map_err(|e| e.with_rank(context.rank))?);
     let mailbox = Mailbox { commands, wake, kicked: Arc::new(AtomicBool::new(false)) };
     let streams = Arc::new(Streams::new(context.connections));
+    let rings = Arc::new(Rings::new(context.connections));
     let service = Service::new(
         Arc::clone(&context),
         listeners,
         Control::new(handler, context.began),
         Forming::new(&context, cards, deadline.instant()),
         Arc::clone(&streams),
+        Arc::clone(&rings),
         mailbox.clone(),
         inbox,
         reply,
@@ -129,7 +133,7 @@ fn form(
             service.run();
         })
         .map_err(|e| Error::from_io("pthread_create", "cannot start the service thread", &e).with_rank(context.rank))?;
-    let remote = Remote { mailbox, thread: Mutex::new(Some(thread)), alive };
+    let remote = Remote { process: std::process::id(), mailbox, thread: Mutex::new(Some(thread)), alive };
     let failed = match result.recv_deadline(deadline.instant() + GRACE) {
         Ok(Ok(formed)) => {
             return Ok(TcpFabric {
@@ -137,6 +141,7 @@ fn form(
                 summary: formed.summary,
                 ring: Mutex::new(Some(formed.ring)),
                 streams,
+                rings,
                 remote: Some(remote),
             });
         }

@@ -1,7 +1,8 @@
 //! Dialling: one connection from this rank to another, tried until it stands, is refused for good, or its time is up.
 //!
 //! Every address that the peer's name resolves to is tried in turn, then again after a pause that starts at 50 to
-//! 100 ms and, once some seconds have passed, grows to a second. What a dial is for is its owner's business.
+//! 100 ms and, once some seconds have passed, grows to a second; a peer that does not know the group *yet* is tried again
+//! sooner at first. What a dial is for is its owner's business.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -24,6 +25,8 @@ const HELLO: Duration = Duration::from_secs(5);
 /// How long the pauses stay short.
 const EAGER: Duration = Duration::from_secs(3);
 const SHORT_PAUSE: Duration = Duration::from_millis(50);
+/// The first pause after "not yet": the peer mostly comes to the same call a moment later. Each next one is twice as long.
+const NOT_YET_PAUSE: Duration = Duration::from_millis(2);
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// The last thing that went wrong; the text follows the peer's name.
@@ -88,6 +91,7 @@ pub(crate) struct Dial {
     deadline: Instant,
     tries: u64,
     pause: Duration,
+    not_yet_pause: Duration,
     failure: Option<Failure>,
     /// The addresses that are still to be tried in this round.
     rest: VecDeque<SocketAddr>,
@@ -106,6 +110,7 @@ impl Dial {
             deadline,
             tries: 0,
             pause: SHORT_PAUSE,
+            not_yet_pause: NOT_YET_PAUSE,
             failure: None,
             rest: VecDeque::new(),
             alone: true,
@@ -240,7 +245,12 @@ impl Dial {
         }
         // Ranks that dial each other's neighbours at the same pace would meet each other's bad moments for ever.
         let jitter = SHORT_PAUSE.mul_f64((self.tries * 37 + u64::from(self.open.from) * 13) as f64 % 50.0 / 50.0);
-        self.state = State::Resting { until: now + self.pause + jitter };
+        let mut pause = self.pause + jitter;
+        if self.failure.as_ref().is_some_and(|failure| failure.kind == Kind::Rejected(Rejection::NotYet)) {
+            pause = pause.min(self.not_yet_pause);
+            self.not_yet_pause = self.not_yet_pause.saturating_mul(2);
+        }
+        self.state = State::Resting { until: now + pause };
     }
 
     /// Begins the hello on the connection that stands now.
@@ -384,6 +394,22 @@ mod tests {
         assert!(pauses.last().unwrap().1 >= Duration::from_secs(1));
         let line = dial.error(now).to_string();
         assert!(line.contains(&format!("connection refused (tried {} times in 30.", pauses.len())), "{line}");
+    }
+
+    #[test]
+    fn pauses_after_not_yet_begin_shorter_and_become_as_long() {
+        let now = Instant::now();
+        let mut dial = dial("127.0.0.1:9".parse().unwrap(), now);
+        let pauses: Vec<u128> = (0..80)
+            .map(|_| {
+                dial.failure = Some(Failure::new(Kind::Rejected(Rejection::NotYet), "does not know this group yet"));
+                dial.rest_awhile(now);
+                let State::Resting { until } = &dial.state else { panic!("it does not rest") };
+                (*until - now).as_millis()
+            })
+            .collect();
+        assert_eq!(pauses[..5], [2, 4, 8, 16, 32]);
+        assert!(pauses[6..].iter().all(|pause| (50..=100).contains(pause)), "{pauses:?}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use nuvec_transport::Error;
+use nuvec_transport::{Error, GroupId};
 use rustix::event::PollFd;
 
 use crate::dial::Dial;
@@ -18,8 +18,32 @@ pub(crate) enum Purpose {
     Control,
     /// A ring connection to the right.
     Ring(usize),
+    /// A connection to the right neighbour in the ring of a group of some of the ranks.
+    ChildRing { group: GroupId, right: usize, index: usize },
     /// A stripe of a stream.
     Stripe(Key, usize),
+}
+
+impl Purpose {
+    /// Whether it is a connection to the right neighbour of all ranks.
+    pub(crate) fn is_to_right(&self) -> bool {
+        matches!(self, Self::Control | Self::Ring(_))
+    }
+
+    /// Whether it is a ring connection of that group of some of the ranks.
+    pub(crate) fn is_ring_of(&self, of: GroupId) -> bool {
+        matches!(self, Self::ChildRing { group, .. } if *group == of)
+    }
+
+    /// Whether it is a stripe of that stream.
+    pub(crate) fn is_stripe_of(&self, of: Key) -> bool {
+        matches!(self, Self::Stripe(key, _) if *key == of)
+    }
+
+    /// Whether it is for a stream of that group, or for its ring if it is not the root.
+    pub(crate) fn is_of(&self, of: GroupId) -> bool {
+        self.is_ring_of(of) || matches!(self, Self::Stripe((group, _), _) if *group == of)
+    }
 }
 
 /// Every dial that is not over.
@@ -52,15 +76,14 @@ impl Dials {
         over
     }
 
-    /// Gives up the stripes of one stream.
-    pub(crate) fn cancel(&mut self, key: Key) {
-        self.all.retain(|(purpose, _)| !matches!(purpose, Purpose::Stripe(of, _) if *of == key));
+    /// Gives up some of them.
+    pub(crate) fn cancel(&mut self, which: impl Fn(&Purpose) -> bool) {
+        self.all.retain(|(purpose, _)| !which(purpose));
     }
 
-    /// Why the first dial to the right that is not over does not stand.
-    pub(crate) fn unreached(&self, now: Instant) -> Option<Error> {
-        let to_right = |purpose: &Purpose| matches!(purpose, Purpose::Control | Purpose::Ring(_));
-        self.all.iter().find(|(purpose, _)| to_right(purpose)).map(|(_, dial)| dial.error(now))
+    /// Why the first of some of them does not stand.
+    pub(crate) fn unreached(&self, which: impl Fn(&Purpose) -> bool, now: Instant) -> Option<Error> {
+        self.all.iter().find(|(purpose, _)| which(purpose)).map(|(_, dial)| dial.error(now))
     }
 
     /// What the owner must wait for.

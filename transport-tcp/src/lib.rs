@@ -2,9 +2,9 @@
 //!
 //! [`connect`] forms a group: it listens, dials the right neighbour, is dialled by the left one, and returns a
 //! [`TcpFabric`] once every rank is there, or an error that names who is not. The fabric hands out the ring's
-//! [`TcpChannel`]s, opens one-way streams between any two ranks, and carries control messages between neighbours for the
-//! [`ControlHandler`](nuvec_transport::ControlHandler) that it was given. Collectives run on top, in
-//! `nuvec-collectives`.
+//! [`TcpChannel`]s, opens one-way streams between any two ranks and rings of groups of some of the ranks, and carries
+//! control messages between neighbours for the [`ControlHandler`](nuvec_transport::ControlHandler) that it was given.
+//! Collectives run on top, in `nuvec-collectives`.
 //!
 //! - Every connection begins with a *hello* that makes sure that both ends mean the same group, rank and connection, and
 //!   with a [`Key`] proves that both have it. What connects and is no rank of the group (a scanner, an HTTP client) is
@@ -86,6 +86,7 @@ mod log;
 mod options;
 mod pending;
 mod resolve;
+mod rings;
 mod service;
 mod socket;
 mod streams;

@@ -4,6 +4,7 @@
 //! over all of them. It forms the group, then goes on to take streams, open them, and run the control links until it is
 //! told to close. Data channels are not its business once they are handed out.
 
+mod child;
 mod phase;
 
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
-use nuvec_transport::{Deadline, Error, Park, Result, Wake};
+use nuvec_transport::{Deadline, Error, GroupId, Park, Result, Wake};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::admission::Admission;
@@ -27,6 +28,7 @@ use crate::listen::Listeners;
 use crate::log::{Warning, step};
 use crate::pending::Pending;
 use crate::resolve::{Answer, Resolver};
+use crate::rings::Rings;
 use crate::socket::Stream;
 use crate::streams::{Key, Streams};
 
@@ -42,6 +44,10 @@ pub(crate) enum Command {
     Resolved(Answer),
     /// Open a stream.
     Open(Key, Deadline),
+    /// Open the ring of a group of some of the ranks.
+    OpenRing { group: GroupId, right: usize, deadline: Deadline },
+    /// Give up what is being dialled for that group.
+    Leave(GroupId),
     /// Answer once all control messages so far are written.
     Flush(Sender<()>),
     /// End, by that moment.
@@ -88,6 +94,7 @@ pub(crate) struct Service {
     phase: Phase,
     session: [u8; 16],
     streams: Arc<Streams>,
+    rings: Arc<Rings>,
     commands: Receiver<Command>,
     wake: Arc<Wake>,
     kicked: Arc<AtomicBool>,
@@ -103,6 +110,7 @@ impl Drop for Service {
     /// However the thread ends, nobody waits for it in vain.
     fn drop(&mut self) {
         self.streams.end();
+        self.rings.end();
     }
 }
 
@@ -114,6 +122,7 @@ impl Service {
         control: Control,
         forming: Forming,
         streams: Arc<Streams>,
+        rings: Arc<Rings>,
         mailbox: Mailbox,
         commands: Receiver<Command>,
         reply: Sender<Result<Formed>>,
@@ -136,6 +145,7 @@ impl Service {
             phase: Phase::Forming(forming),
             session: NO_SESSION,
             streams,
+            rings,
             commands,
             wake,
             kicked,
@@ -156,6 +166,7 @@ impl Service {
             self.obey(now);
             self.take_connections(&ready, now);
             self.drive_dials(now);
+            self.check_rings(now);
             if self.kicked.swap(false, Ordering::AcqRel) || now >= self.control.timer() {
                 self.control.tick(now);
             }
@@ -170,7 +181,13 @@ impl Service {
     /// Sleeps until something is ready or due. Returns which pending connections are ready.
     fn wait(&self) -> Vec<bool> {
         let now = Instant::now();
-        let timers = [self.listeners.timer(), self.pending.timer(), self.dials.timer(), self.forming_timer()];
+        let timers = [
+            self.listeners.timer(),
+            self.pending.timer(),
+            self.dials.timer(),
+            self.rings.timer(),
+            self.forming_timer(),
+        ];
         let due = timers.into_iter().flatten().fold(self.control.timer(), Instant::min);
         let left = due.saturating_duration_since(now);
         let timeout =
@@ -202,6 +219,10 @@ impl Service {
             match command {
                 Command::Resolved(answer) => self.resolver.put(answer, now),
                 Command::Open(key, deadline) => self.open_stream(key, deadline, now),
+                Command::OpenRing { group, right, deadline } => {
+                    self.open_ring(group, right, deadline.instant(), now);
+                }
+                Command::Leave(group) => self.dials.cancel(|purpose| purpose.is_of(group)),
                 Command::Flush(reply) => {
                     self.control.tick(now);
                     self.flushes.push((self.control.targets(), reply));
@@ -224,6 +245,7 @@ impl Service {
             session: self.session,
             control: &mut self.control,
             streams: &self.streams,
+            rings: &self.rings,
             refusals: &mut self.refusals,
             strangers: &mut self.strangers,
             now,
@@ -270,6 +292,9 @@ impl Service {
             for (purpose, result) in over {
                 match (purpose, result) {
                     (Purpose::Stripe(key, index), result) => self.stripe(key, index, result),
+                    (Purpose::ChildRing { group, right, index }, result) => {
+                        self.child_reached(group, right, index, result);
+                    }
                     (purpose, Ok(stream)) => self.reached(purpose, stream, now),
                     (_, Err(e)) => self.fail(e, now),
                 }
@@ -285,7 +310,7 @@ impl Service {
                 self.streams.stripe_opened(key, index, TcpSender::alone(stream, peer));
             }
             Err(e) => {
-                self.dials.cancel(key);
+                self.dials.cancel(|purpose| purpose.is_stripe_of(key));
                 self.streams.open_failed(key, e.with_rank(self.context.rank));
             }
         }
@@ -310,7 +335,7 @@ impl Service {
                     forming.dialled(index, TcpChannel::new(stream, peer));
                 }
             }
-            Purpose::Stripe(..) => {}
+            Purpose::ChildRing { .. } | Purpose::Stripe(..) => {}
         }
     }
 

@@ -105,7 +105,7 @@ impl Listening {
                 socket.set_nonblocking(true)?;
                 #[cfg(target_vendor = "apple")]
                 socket.set_nosigpipe(true)?;
-                let stream = Stream(socket);
+                let stream = Stream::new(socket);
                 stream.tune()?;
                 Ok(Some((stream, plain(from)?)))
             }
@@ -127,15 +127,29 @@ fn plain(address: SockAddr) -> io::Result<SocketAddr> {
 
 /// A connected, or connecting, socket.
 #[derive(Debug)]
-pub(crate) struct Stream(Socket);
+pub(crate) struct Stream {
+    socket: Socket,
+    /// The process that made it.
+    process: u32,
+}
 
 impl Stream {
+    fn new(socket: Socket) -> Self {
+        Self { socket, process: std::process::id() }
+    }
+
+    /// Another descriptor of the same connection, as if that process had made it.
+    #[cfg(test)]
+    pub(crate) fn copy_in(&self, process: u32) -> Self {
+        Self { socket: self.socket.try_clone().unwrap(), process }
+    }
+
     /// Begins to connect. [`connected`](Stream::connected) tells when it is done; wait for writability.
     pub(crate) fn dial(address: SocketAddr) -> io::Result<Self> {
         let socket = open(&address)?;
-        let stream = Self(socket);
+        let stream = Self::new(socket);
         stream.tune()?;
-        match stream.0.connect(&address.into()) {
+        match stream.socket.connect(&address.into()) {
             // A connect that a signal interrupts goes on by itself.
             Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
             Err(e) if would_block(&e) || e.kind() == io::ErrorKind::Interrupted => {}
@@ -145,16 +159,16 @@ impl Stream {
     }
 
     fn tune(&self) -> io::Result<()> {
-        self.0.set_tcp_nodelay(true)?;
-        self.0.set_keepalive(true)
+        self.socket.set_tcp_nodelay(true)?;
+        self.socket.set_keepalive(true)
     }
 
     /// Whether the connection stands; an error if it failed.
     pub(crate) fn connected(&self) -> io::Result<bool> {
-        if let Some(e) = self.0.take_error()? {
+        if let Some(e) = self.socket.take_error()? {
             return Err(e);
         }
-        match self.0.peer_addr() {
+        match self.socket.peer_addr() {
             Ok(_) => Ok(true),
             Err(e) if e.kind() == io::ErrorKind::NotConnected => Ok(false),
             Err(e) => Err(e),
@@ -163,7 +177,7 @@ impl Stream {
 
     /// Whether this connection met itself: dialling a closed local port can pick that very port as its own.
     pub(crate) fn is_self(&self) -> bool {
-        matches!((self.0.local_addr(), self.0.peer_addr()), (Ok(a), Ok(b)) if a == b)
+        matches!((self.socket.local_addr(), self.socket.peer_addr()), (Ok(a), Ok(b)) if a == b)
     }
 
     /// One sendmsg(2) of at most [`MAX_SEND`] bytes; 0 when there is no room.
@@ -182,7 +196,7 @@ impl Stream {
         if used == 0 {
             return Ok(0);
         }
-        match retry(|| self.0.send_vectored_with_flags(&list[..used], SEND_FLAGS)) {
+        match retry(|| self.socket.send_vectored_with_flags(&list[..used], SEND_FLAGS)) {
             Err(e) if would_block(&e) => Ok(0),
             result => result,
         }
@@ -190,21 +204,26 @@ impl Stream {
 
     /// One recv(2): `None` when nothing is there, `Some(0)` at the end of the stream. `into` must not be empty.
     pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
-        match retry(|| (&self.0).read(into)) {
+        match retry(|| (&self.socket).read(into)) {
             Err(e) if would_block(&e) => Ok(None),
             result => result.map(Some),
         }
     }
 
-    /// Ends the sending direction, after everything that was sent.
+    /// Ends the sending direction, after everything that was sent. A forked child of the process that made the
+    /// connection ends nothing: close(2) concerns its own descriptor alone, but shutdown(2) would end the parent's
+    /// connection.
     pub(crate) fn shutdown_write(&self) {
+        if self.process != std::process::id() {
+            return;
+        }
         // It fails only on a connection that is gone, which has ended too.
-        let _ = self.0.shutdown(std::net::Shutdown::Write);
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
     }
 
     /// Whether the peer still holds the connection, as far as is known here, without taking bytes from it.
     pub(crate) fn is_open(&self) -> bool {
-        match retry(|| self.0.peek(&mut [MaybeUninit::uninit()])) {
+        match retry(|| self.socket.peek(&mut [MaybeUninit::uninit()])) {
             Ok(n) => n > 0,
             Err(e) => would_block(&e),
         }
@@ -213,7 +232,7 @@ impl Stream {
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 
@@ -245,7 +264,7 @@ pub(crate) fn meets_itself() -> Stream {
     let own = socket.local_addr().unwrap();
     match socket.connect(&own) {
         Err(e) if e.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => panic!("{e}"),
-        _ => Stream(socket),
+        _ => Stream::new(socket),
     }
 }
 
@@ -260,8 +279,8 @@ mod tests {
             for stream in [&a, &b] {
                 let fd_flags = rustix::io::fcntl_getfd(stream).unwrap();
                 assert!(fd_flags.contains(rustix::io::FdFlags::CLOEXEC));
-                assert!(stream.0.nonblocking().unwrap() && stream.0.tcp_nodelay().unwrap());
-                assert!(stream.0.keepalive().unwrap());
+                assert!(stream.socket.nonblocking().unwrap() && stream.socket.tcp_nodelay().unwrap());
+                assert!(stream.socket.keepalive().unwrap());
                 assert_eq!(stream.recv(&mut [0; 1]).unwrap(), None);
             }
             assert!(!a.is_self() && !b.is_self());

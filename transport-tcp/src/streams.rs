@@ -155,6 +155,14 @@ impl Streams {
         Some(stripes.iter_mut().filter_map(Option::take).collect())
     }
 
+    /// Forgets a group: takes no more of its streams, gives up those that it opens, and closes what nobody took.
+    pub(crate) fn leave(&self, group: GroupId) {
+        let mut state = self.state.lock();
+        state.groups.remove(&group);
+        state.opening.retain(|key, _| key.0 != group);
+        state.arrivals.retain(|key, _| key.0 != group);
+    }
+
     /// The transport has ended: what is being opened fails, what nobody took is dropped, waiters are woken.
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();
@@ -171,6 +179,7 @@ impl Streams {
     }
 }
 
-fn closed() -> Error {
+/// The error of what was being opened when the transport ended.
+pub(crate) fn closed() -> Error {
     Error::new(Kind::Closed, "the group was closed")
 }

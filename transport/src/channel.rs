@@ -16,6 +16,8 @@ use crate::{Park, Result};
 pub struct Peer {
     /// The peer's rank in the root group.
     pub rank: usize,
+    /// Its rank in the group that an error is about, where that differs.
+    pub group_rank: Option<usize>,
     /// Its address as the user wrote it, or its device.
     pub address: Arc<str>,
 }
@@ -23,13 +25,22 @@ pub struct Peer {
 impl Peer {
     /// The peer of this rank at this address.
     pub fn new(rank: usize, address: impl Into<Arc<str>>) -> Self {
-        Self { rank, address: address.into() }
+        Self { rank, group_rank: None, address: address.into() }
+    }
+
+    /// The same peer as a group knows it in which it has rank `group_rank`.
+    pub fn in_group(mut self, group_rank: usize) -> Self {
+        self.group_rank = Some(group_rank).filter(|&r| r != self.rank);
+        self
     }
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} ({})", self.rank, self.address)
+        match self.group_rank {
+            Some(rank) => write!(f, "rank {rank} (rank {} of all, {})", self.rank, self.address),
+            None => write!(f, "rank {} ({})", self.rank, self.address),
+        }
     }
 }
 
@@ -63,6 +74,24 @@ pub trait Sender: Send {
     fn peer(&self) -> &Peer;
 }
 
+impl<S: Sender + ?Sized> Sender for &mut S {
+    fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<usize> {
+        (**self).try_send(parts)
+    }
+
+    fn try_flush(&mut self) -> Result<bool> {
+        (**self).try_flush()
+    }
+
+    fn park(&self) -> Park<'_> {
+        (**self).park()
+    }
+
+    fn peer(&self) -> &Peer {
+        (**self).peer()
+    }
+}
+
 /// The receiving half of a [`Channel`].
 pub trait Receiver: Send {
     /// Receives up to `into.len()` bytes; 0 means nothing yet (or an empty `into`). Never blocks. Errors: the stream
@@ -80,4 +109,22 @@ pub trait Receiver: Send {
 
     /// The peer.
     fn peer(&self) -> &Peer;
+}
+
+impl<R: Receiver + ?Sized> Receiver for &mut R {
+    fn try_recv(&mut self, into: &mut [u8]) -> Result<usize> {
+        (**self).try_recv(into)
+    }
+
+    fn try_recv_with(&mut self, max: usize, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<usize> {
+        (**self).try_recv_with(max, sink)
+    }
+
+    fn park(&self) -> Park<'_> {
+        (**self).park()
+    }
+
+    fn peer(&self) -> &Peer {
+        (**self).peer()
+    }
 }

@@ -176,6 +176,17 @@ impl Error {
         self
     }
 
+    /// Adds how the group that it is about numbers its peer.
+    pub fn with_group_rank(mut self, group_rank: impl Fn(usize) -> Option<usize>) -> Self {
+        if let Some(peer) = &self.inner.peer
+            && let Some(rank) = group_rank(peer.rank)
+        {
+            let peer = peer.clone().in_group(rank);
+            self.edit().peer = Some(peer);
+        }
+        self
+    }
+
     /// Adds the operation and its number in its group, unless one is there already.
     pub fn with_operation(mut self, name: &'static str, sequence: u64) -> Self {
         self.edit().operation.get_or_insert((name, sequence));
@@ -225,6 +236,11 @@ impl Error {
             phrase += &format!("; {advice}");
         }
         phrase
+    }
+
+    /// What to do about it, where that is known.
+    pub fn advice(&self) -> Option<&str> {
+        self.inner.advice.as_deref()
     }
 
     /// The rank that reports the error.

@@ -91,6 +91,13 @@ pub trait Fabric: Send + Sync + 'static {
     /// Takes the root group's ring. Errors: it was taken before.
     fn ring(&self) -> Result<RingLinks<Self::Channel>>;
 
+    /// Begins to open the ring of `group`, a group of some of the ranks, in which `right` and `left` are this rank's
+    /// neighbours (the same rank in a group of two). Both neighbours do the same. `wake` rings when
+    /// [`ring_opened`](Fabric::ring_opened) has the result. The attempt ends by `deadline`.
+    fn open_ring(&self, group: GroupId, right: usize, left: usize, wake: &Arc<Wake>, deadline: Deadline);
+    /// The ring that [`open_ring`](Fabric::open_ring) began, once it is there or has failed.
+    fn ring_opened(&self, group: GroupId) -> Option<Result<RingLinks<Self::Channel>>>;
+
     /// Begins to open a one-way stream to rank `to` for `group`; `wake` rings when [`opened`](Fabric::opened) has the
     /// result. The attempt ends by `deadline`.
     fn open(&self, group: GroupId, to: usize, wake: &Arc<Wake>, deadline: Deadline);
@@ -100,6 +107,10 @@ pub trait Fabric: Send + Sync + 'static {
     fn accept(&self, group: GroupId, wake: &Arc<Wake>);
     /// A stream that rank `from` opened for `group`, one receiver per stripe, once all its stripes are there.
     fn accepted(&self, group: GroupId, from: usize) -> Option<Vec<Self::Receiver>>;
+    /// Forgets `group`, for good: what is being opened for it is given up, what nobody took is closed, and its streams are
+    /// no longer taken. What was handed out lives on. To be called once a group has ended, or its ring did not come about;
+    /// until then, or until the fabric is closed, a transport may hold the group's wakes and what arrived for it.
+    fn leave(&self, _group: GroupId) {}
 
     /// Has the control handler's `tick` called soon.
     fn kick(&self);

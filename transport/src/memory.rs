@@ -189,6 +189,14 @@ struct Rank {
     streams: HashMap<(GroupId, usize), Vec<MemoryReceiver>>,
     opened: HashMap<(GroupId, usize), Vec<MemorySender>>,
     wakes: HashMap<GroupId, Arc<Wake>>,
+    rings: HashMap<GroupId, PartRing>,
+}
+
+/// A ring of some ranks that is opening: the sides that are there, and who waits for them.
+struct PartRing {
+    right: Option<Vec<MemoryChannel>>,
+    left: Option<Vec<MemoryChannel>>,
+    wake: Option<Arc<Wake>>,
 }
 
 /// A [`Fabric`] in memory: every rank lives in this process. Control messages are delivered at once.
@@ -223,6 +231,7 @@ pub fn network(
             streams: HashMap::new(),
             opened: HashMap::new(),
             wakes: HashMap::new(),
+            rings: HashMap::new(),
         })
     });
     let network = Arc::new(Network {
@@ -321,6 +330,33 @@ impl Fabric for MemoryFabric {
     fn ring(&self) -> Result<RingLinks<MemoryChannel>> {
         let taken = || Error::new(Kind::Misuse, "the ring was taken before").with_rank(self.rank);
         lock(&self.network.ranks[self.rank]).ring.take().ok_or_else(taken)
+    }
+
+    fn open_ring(&self, group: GroupId, right: usize, _left: usize, wake: &Arc<Wake>, _deadline: Deadline) {
+        let Network { ranks, capacity, connections, .. } = &*self.network;
+        let pairs = (0..*connections).map(|_| pair_of(*capacity, self.rank, right));
+        let (mine, theirs): (Vec<_>, Vec<_>) = pairs.unzip();
+        let empty = || PartRing { right: None, left: None, wake: None };
+        {
+            let mut rank = lock(&ranks[self.rank]);
+            let ring = rank.rings.entry(group).or_insert_with(empty);
+            (ring.right, ring.wake) = (Some(mine), Some(wake.clone()));
+        }
+        wake.notify();
+        let mut rank = lock(&ranks[right]);
+        let ring = rank.rings.entry(group).or_insert_with(empty);
+        ring.left = Some(theirs);
+        if let Some(wake) = &ring.wake {
+            wake.notify();
+        }
+    }
+
+    fn ring_opened(&self, group: GroupId) -> Option<Result<RingLinks<MemoryChannel>>> {
+        let mut rank = lock(&self.network.ranks[self.rank]);
+        let ring = rank.rings.get_mut(&group).filter(|ring| ring.right.is_some() && ring.left.is_some())?;
+        let links = ring.right.take().zip(ring.left.take()).map(|(right, left)| Ok(RingLinks { right, left }));
+        rank.rings.remove(&group);
+        links
     }
 
     fn open(&self, group: GroupId, to: usize, wake: &Arc<Wake>, _deadline: Deadline) {

@@ -190,12 +190,16 @@ impl Dialler {
             VerdictCode::NotMe if verdict.rank == open.to => refused(
                 Rejection::NotMe,
                 format!(
-                    "is rank {} of {} there and takes no {} connection from this rank, {} of {}; both need the same host list",
+                    "is rank {} of {} there and takes no {} connection from this rank, {} of {}; {}",
                     verdict.rank,
                     verdict.size,
                     open.role.name(),
                     open.from,
-                    open.size
+                    open.size,
+                    match open.group {
+                        0 => "both need the same host list",
+                        _ => "both need to split with the same ranks in the same order",
+                    }
                 ),
             ),
             VerdictCode::NotMe => refused(

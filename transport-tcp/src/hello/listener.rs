@@ -246,13 +246,14 @@ impl Listener {
         let wrong_left = matches!(open.role, Role::Control | Role::Ring) && open.from != place.left;
         if open.to != place.rank || open.from == open.to || wrong_left || open.from.max(open.to) >= place.size {
             let text = format!(
-                "is rank {} of {} there and asks for a {} connection to rank {}; here is rank {} of {}, whose left is rank {}",
+                "is rank {} of {} there and asks for a {} connection to rank {}; here is rank {} of {}, whose left{} is rank {}",
                 open.from,
                 open.size,
                 open.role.name(),
                 open.to,
                 place.rank,
                 place.size,
+                if open.group == 0 { "" } else { " in that group" },
                 place.left
             );
             return Err((VerdictCode::NotMe, Rejection::NotMe, text));

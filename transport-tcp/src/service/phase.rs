@@ -9,6 +9,7 @@ use crate::cards::{Learned, Summary, unfit};
 use crate::channel::TcpChannel;
 use crate::context::Context;
 use crate::control::{FROM_LEFT, TO_RIGHT};
+use crate::dials::Purpose;
 use crate::forming::Forming;
 use crate::link::{Frame, FrameKind};
 use crate::log::step;
@@ -105,7 +106,7 @@ impl Service {
         match &mut self.phase {
             Phase::Forming(forming) if forming.complete() => self.settle(now),
             Phase::Forming(forming) if now >= forming.deadline => {
-                let unreached = self.dials.unreached(now);
+                let unreached = self.dials.unreached(Purpose::is_to_right, now);
                 let error = forming.timed_out(&self.context, &self.control, unreached, &self.refusals, now);
                 self.fail(error, now);
             }

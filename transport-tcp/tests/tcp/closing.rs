@@ -7,12 +7,6 @@ use nuvec_transport_tcp::{Options, connect_with_listeners};
 
 use crate::support::*;
 
-/// This process's open descriptors.
-fn descriptors() -> usize {
-    let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
-    std::fs::read_dir(folder).unwrap().count()
-}
-
 /// This process's threads, where the system counts them.
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
@@ -39,11 +33,11 @@ fn two_hundred_failures_leave_nothing_behind() {
 }
 
 #[test]
-fn a_hundred_groups_that_formed_leave_nothing_behind() {
-    alone("closing::a_hundred_groups_that_formed_leave_nothing_behind", || {
+fn two_hundred_groups_that_formed_leave_nothing_behind() {
+    alone("closing::two_hundred_groups_that_formed_leave_nothing_behind", || {
         drop(Group::new("127.0.0.1", 3, 2).form());
         let before = (descriptors(), threads());
-        for _ in 0..100 {
+        for _ in 0..200 {
             drop(Group::new("127.0.0.1", 3, 2).form());
         }
         assert_eq!((descriptors(), threads()), before);

@@ -274,6 +274,12 @@ impl Reserved {
     }
 }
 
+/// This process's open descriptors.
+pub(crate) fn descriptors() -> usize {
+    let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+    std::fs::read_dir(folder).unwrap().count()
+}
+
 /// Runs a test of this binary again in a process of its own, so that what it counts is its own.
 pub(crate) fn alone(name: &str, work: impl FnOnce()) {
     const ALONE: &str = "NUVEC_TEST_ALONE";

@@ -1,54 +1,13 @@
-//! Whole groups in one process, over channels in memory.
+//! Every collective, on every length and dtype; disagreements; ranks that leave.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nuvec_collectives::plan::{self, Direction, Place};
 use nuvec_collectives::reduce::{NanRule, reduce};
-use nuvec_collectives::{Communicator, Control, DType, Options, Reduction};
-use nuvec_transport::memory::{self, MemoryFabric};
-use nuvec_transport::{Error, Kind, Peer};
+use nuvec_collectives::{DType, Reduction};
+use nuvec_transport::{Error, Kind};
 
-type Group = Communicator<MemoryFabric>;
-
-/// A group's shape.
-#[derive(Clone, Copy)]
-struct Shape {
-    n: usize,
-    k: usize,
-    capacity: usize,
-    timeout: Duration,
-    threads: usize,
-}
-
-impl Shape {
-    fn new(n: usize, k: usize) -> Self {
-        Self { n, k, capacity: 1 << 16, timeout: Duration::from_secs(20), threads: 1 }
-    }
-
-    fn form(self) -> Vec<Group> {
-        let peers = || (0..self.n).map(|rank| Peer::new(rank, "memory")).collect();
-        let controls: Vec<_> = (0..self.n).map(|rank| Control::new(rank, peers(), self.timeout)).collect();
-        let handlers = controls.iter().map(Control::handler).collect();
-        let fabrics = memory::network(handlers, self.k, self.capacity, self.timeout);
-        let options = Options::default().threads(self.threads);
-        fabrics.into_iter().zip(controls).map(|(f, c)| Communicator::new(f, c, options).unwrap()).collect()
-    }
-
-    /// Runs `body` as every rank; what each returned.
-    fn run<T: Send + 'static>(self, body: impl Fn(&Group) -> T + Send + Sync + 'static) -> Vec<T> {
-        let body = Arc::new(body);
-        let ranks: Vec<_> = self
-            .form()
-            .into_iter()
-            .map(|group| {
-                let body = body.clone();
-                std::thread::spawn(move || body(&group))
-            })
-            .collect();
-        ranks.into_iter().map(|r| r.join().unwrap()).collect()
-    }
-}
+use super::{Group, Shape};
 
 /// Rank `rank`'s `len` floats: values whose sum depends on the order.
 fn floats(rank: usize, len: usize) -> Vec<f32> {

@@ -1,0 +1,100 @@
+//! Whether a group lives and what this rank does in it, for those who wait in one of its calls.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nuvec_transport::{Error, Result, Wake};
+use parking_lot::Mutex;
+
+use crate::call::Doing;
+
+/// One group of this process.
+#[derive(Debug, Default)]
+pub(crate) struct GroupState {
+    failed: AtomicBool,
+    error: Mutex<Option<Error>>,
+    wakes: Mutex<Vec<Arc<Wake>>>,
+    calls: Mutex<Calls>,
+}
+
+/// What this rank does in the group.
+#[derive(Debug, Default)]
+struct Calls {
+    current: Option<Current>,
+    /// How often a call slept because it waited for each rank (among all).
+    waits: BTreeMap<u32, u64>,
+}
+
+/// The call that is in progress.
+#[derive(Debug)]
+struct Current {
+    doing: Doing,
+    sequence: u64,
+    waits: Vec<u32>,
+}
+
+impl GroupState {
+    /// The failure, if the group has failed.
+    pub(crate) fn check(&self) -> Result<()> {
+        if !self.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.error.lock().clone().map_or(Ok(()), Err)
+    }
+
+    /// Has `wake` rung when the group fails, or a rank leaves or reports what was asked for.
+    pub(crate) fn watch(&self, wake: &Arc<Wake>) {
+        self.wakes.lock().push(wake.clone());
+        if self.failed.load(Ordering::Acquire) {
+            wake.notify();
+        }
+    }
+
+    /// Poisons the group unless it is; the failure that counts.
+    pub(crate) fn poison(&self, error: Error) -> Error {
+        let first = self.error.lock().get_or_insert(error).clone();
+        self.failed.store(true, Ordering::Release);
+        self.ring();
+        first
+    }
+
+    /// Wakes whoever waits in a call of the group.
+    pub(crate) fn ring(&self) {
+        self.wakes.lock().iter().for_each(|w| w.notify());
+    }
+
+    /// A call begins.
+    pub(crate) fn enter(&self, doing: Doing, sequence: u64) {
+        self.calls.lock().current = Some(Current { doing, sequence, waits: Vec::new() });
+    }
+
+    /// The call has ended.
+    pub(crate) fn exit(&self) {
+        self.calls.lock().current = None;
+    }
+
+    /// The call goes to sleep, waiting for these ranks (among all).
+    pub(crate) fn wait_for(&self, ranks: &[usize]) {
+        let Calls { current, waits } = &mut *self.calls.lock();
+        if let Some(current) = current {
+            current.waits.clear();
+            for rank in ranks.iter().map(|&r| r as u32) {
+                if !current.waits.contains(&rank) {
+                    current.waits.push(rank);
+                    *waits.entry(rank).or_default() += 1;
+                }
+            }
+        }
+    }
+
+    /// The call in progress, its number, and the ranks that it waits for.
+    pub(crate) fn current(&self) -> Option<(Doing, u64, Vec<u32>)> {
+        self.calls.lock().current.as_ref().map(|c| (c.doing, c.sequence, c.waits.clone()))
+    }
+
+    /// How often a call slept because it waited for `rank` (among all).
+    pub(crate) fn waits(&self, rank: usize) -> u64 {
+        self.calls.lock().waits.get(&(rank as u32)).copied().unwrap_or(0)
+    }
+}

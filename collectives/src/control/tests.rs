@@ -1,0 +1,207 @@
+//! The state machine, played by hand.
+
+use super::*;
+
+fn ring(n: usize) -> Vec<(Control, Box<dyn ControlHandler>)> {
+    (0..n)
+        .map(|rank| {
+            let peers = (0..n).map(|r| Peer::new(r, format!("host{r}:1"))).collect();
+            let control = Control::new(rank, peers, Duration::from_secs(30));
+            let handler = control.handler();
+            (control, handler)
+        })
+        .collect()
+}
+
+const RIGHT: LinkId = LinkId(0);
+const LEFT: LinkId = LinkId(1);
+
+/// Delivers what `from` sent, and all that follows from it; how many messages that were.
+fn deliver(ranks: &mut [(Control, Box<dyn ControlHandler>)], from: usize, out: Outbox) -> usize {
+    let n = ranks.len();
+    let mut queue: Vec<_> = out.messages.into_iter().map(|(link, m)| (from, link, m)).collect();
+    let mut count = 0;
+    while let Some((from, link, message)) = queue.pop() {
+        count += 1;
+        assert!(count < 100, "an Abort goes round for ever");
+        let (to, at) = if link == RIGHT { ((from + 1) % n, LEFT) } else { ((from + n - 1) % n, RIGHT) };
+        let mut out = Outbox::default();
+        ranks[to].1.message(at, &message, Duration::ZERO, &mut out);
+        queue.extend(out.messages.into_iter().map(|(link, m)| (to, link, m)));
+    }
+    count
+}
+
+fn up(ranks: &mut [(Control, Box<dyn ControlHandler>)]) {
+    let n = ranks.len();
+    for (rank, (_, handler)) in ranks.iter_mut().enumerate() {
+        let mut out = Outbox::default();
+        handler.link_up(RIGHT, &Peer::new((rank + 1) % n, "x"), Duration::ZERO, &mut out);
+        handler.link_up(LEFT, &Peer::new((rank + n - 1) % n, "x"), Duration::ZERO, &mut out);
+        handler.formed(Duration::ZERO, &mut out);
+        assert!(out.messages.is_empty());
+    }
+}
+
+#[test]
+fn an_abort_reaches_every_rank_once_and_names_the_first_to_fail() {
+    for n in 2..7 {
+        let mut ranks = ring(n);
+        let groups: Vec<_> = ranks.iter().map(|(c, _)| c.join(GroupId::ROOT)).collect();
+        up(&mut ranks);
+        let first = Error::new(Kind::PeerClosed, "closed the connection").with_peer(&Peer::new(1, "host1:1"));
+        ranks[0].0.fail(GroupId::ROOT, &groups[0], first);
+        let mut out = Outbox::default();
+        ranks[0].1.tick(Duration::ZERO, &mut out);
+        deliver(&mut ranks, 0, out);
+        for (rank, group) in groups.iter().enumerate() {
+            let e = group.check().expect_err("poisoned");
+            let named = if rank == 1 { 0 } else { 1 };
+            assert_eq!(e.peer().map(|p| p.rank), Some(named), "rank {rank} of {n}: {e}");
+            assert!(e.to_string().contains("closed the connection"), "{e}");
+        }
+    }
+}
+
+#[test]
+fn the_first_failure_stands_whatever_comes_later() {
+    let mut ranks = ring(4);
+    let group = ranks[0].0.join(GroupId::ROOT);
+    up(&mut ranks);
+    let error = |rank| Error::new(Kind::Reset, "broke").with_peer(&Peer::new(rank, "x"));
+    ranks[0].0.fail(GroupId::ROOT, &group, error(1));
+    let winner = ranks[0].0.fail(GroupId::ROOT, &group, error(3));
+    assert_eq!(winner.peer().map(|p| p.rank), Some(1));
+    let mut out = Outbox::default();
+    let late = Abort::new(GroupId::ROOT, 3, &error(2)).encode();
+    ranks[0].1.message(LEFT, &late, Duration::ZERO, &mut out);
+    assert!(out.messages.is_empty() && out.poisoned.is_empty(), "{out:?}");
+    assert_eq!(group.check().expect_err("poisoned").peer().map(|p| p.rank), Some(1));
+}
+
+#[test]
+fn an_abort_that_comes_before_its_group_is_joined_is_not_lost() {
+    let mut ranks = ring(2);
+    up(&mut ranks);
+    let abort = Abort::new(GroupId(7), 1, &Error::new(Kind::Reset, "broke")).encode();
+    ranks[0].1.message(LEFT, &abort, Duration::ZERO, &mut Outbox::default());
+    assert!(ranks[0].0.join(GroupId(7)).check().is_err());
+    assert!(ranks[0].0.join(GroupId::ROOT).check().is_ok());
+}
+
+#[test]
+fn a_link_that_ends_is_poison_while_forming_and_not_after() {
+    let why = Error::new(Kind::PeerClosed, "closed the connection");
+    let mut ranks = ring(3);
+    let mut out = Outbox::default();
+    ranks[0].1.link_up(RIGHT, &Peer::new(1, "x"), Duration::ZERO, &mut out);
+    ranks[0].1.link_up(LEFT, &Peer::new(2, "x"), Duration::ZERO, &mut out);
+    ranks[0].1.link_ended(RIGHT, &why, Duration::ZERO, &mut out);
+    assert_eq!(out.poisoned.len(), 1);
+    assert_eq!(out.poisoned[0].1.peer().map(|p| p.rank), Some(1));
+    assert!(matches!(&out.messages[..], [(LEFT, abort), (LEFT, _gone)] if Abort::decode(abort).is_some()), "{out:?}");
+
+    let mut ranks = ring(3);
+    let group = ranks[0].0.join(GroupId::ROOT);
+    up(&mut ranks);
+    let mut out = Outbox::default();
+    ranks[0].1.link_ended(RIGHT, &why, Duration::ZERO, &mut out);
+    assert!(out.poisoned.is_empty() && group.check().is_ok());
+    assert!(ranks[0].0.is_gone(1) && !ranks[0].0.is_gone(2));
+}
+
+/// Calls every rank's tick at `now` and delivers what comes of it.
+fn tick(ranks: &mut [(Control, Box<dyn ControlHandler>)], now: Duration, silent: &[usize]) {
+    for rank in (0..ranks.len()).filter(|r| !silent.contains(r)) {
+        let mut out = Outbox::default();
+        ranks[rank].1.tick(now, &mut out);
+        let n = ranks.len();
+        let mut queue: Vec<_> = out.messages.into_iter().map(|(link, m)| (rank, link, m)).collect();
+        let mut count = 0;
+        while let Some((from, link, message)) = queue.pop() {
+            count += 1;
+            assert!(count < 1000, "a report goes round for ever");
+            let (to, at) = if link == RIGHT { ((from + 1) % n, LEFT) } else { ((from + n - 1) % n, RIGHT) };
+            if !silent.contains(&to) {
+                let mut out = Outbox::default();
+                ranks[to].1.message(at, &message, now, &mut out);
+                queue.extend(out.messages.into_iter().map(|(link, m)| (to, link, m)));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_rank_hears_what_every_other_does_and_since_when() {
+    for n in 2..7 {
+        let mut ranks = ring(n);
+        let groups: Vec<_> = ranks.iter().map(|(c, _)| c.join(GroupId::ROOT)).collect();
+        up(&mut ranks);
+        groups[1].enter(Doing::ALL_SUM, 57);
+        groups[1].wait_for(&[0]);
+        tick(&mut ranks, Duration::from_secs(1), &[]);
+        tick(&mut ranks, Duration::from_secs(3), &[]);
+        for (rank, (control, _)) in ranks.iter().enumerate() {
+            let status = control.status();
+            assert_eq!(status.len(), n);
+            let call = &status[1].calls[0];
+            assert_eq!((call.operation, call.sequence, &call.waits_for[..]), ("all_sum", 57, &[0][..]), "rank {rank}");
+            assert_eq!(call.since, Duration::from_secs(2), "rank {rank}");
+            assert!(status.iter().all(|s| matches!(s.state, RankState::Alive { .. })), "{status:?}");
+            assert!(status[0].calls.is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_time_out_is_blamed_on_the_rank_that_went_silent() {
+    for n in 3..7 {
+        for stopped in 1..n {
+            let mut ranks = ring(n);
+            let groups: Vec<_> = ranks.iter().map(|(c, _)| c.join(GroupId::ROOT)).collect();
+            up(&mut ranks);
+            for (rank, group) in groups.iter().enumerate() {
+                group.enter(Doing::ALL_SUM, 5);
+                group.wait_for(&[(rank + n - 1) % n, (rank + 1) % n]);
+            }
+            tick(&mut ranks, Duration::from_secs(1), &[]);
+            for s in 2..32 {
+                tick(&mut ranks, Duration::from_secs(s), &[stopped]);
+            }
+            let asked = ranks[0].0.ask();
+            tick(&mut ranks, Duration::from_secs(32), &[stopped]);
+            assert!(!ranks[0].0.all_heard_since(asked));
+            let error = Error::new(Kind::TimedOut, "sent nothing").with_peer(&Peer::new(1, "host1:1"));
+            let blamed = ranks[0].0.blame(GroupId::ROOT, &groups[0], error, Duration::from_secs(15));
+            // The cut between the ring's two ways round may hide ranks behind the stopped one, never the stopped one.
+            assert_eq!(blamed.peer().map(|p| p.rank), Some(stopped), "{n} ranks: {blamed}");
+            assert!(blamed.to_string().contains("no sign of life for 31.0 s"), "{blamed}");
+            assert!(blamed.to_string().contains("where the ranks stand: rank 0 in all_sum #5"), "{blamed}");
+        }
+    }
+}
+
+#[test]
+fn a_request_is_answered_by_every_rank_at_once() {
+    let mut ranks = ring(5);
+    up(&mut ranks);
+    tick(&mut ranks, Duration::from_secs(1), &[]);
+    let asked = ranks[3].0.ask();
+    assert!(!ranks[3].0.all_heard_since(asked));
+    tick(&mut ranks, Duration::from_millis(1100), &[0, 1, 2, 4].map(|_| 9));
+    assert!(ranks[3].0.all_heard_since(asked));
+}
+
+#[test]
+fn a_rank_that_left_is_known_to_all_and_stays_gone() {
+    let mut ranks = ring(5);
+    up(&mut ranks);
+    let why = Error::new(Kind::PeerClosed, "closed the connection");
+    let mut out = Outbox::default();
+    ranks[0].1.link_ended(RIGHT, &why, Duration::from_secs(1), &mut out);
+    deliver(&mut ranks, 0, out);
+    for rank in [0, 2, 3, 4] {
+        assert!(ranks[rank].0.is_gone(1), "rank {rank} does not know");
+        assert_eq!(ranks[rank].0.status()[1].state, RankState::Gone);
+    }
+}

@@ -1,0 +1,63 @@
+//! What a failed call waits for before it says who is to blame. No clock: time is an argument.
+
+use std::time::Duration;
+
+use nuvec_transport::{Error, GroupId, Kind};
+
+use crate::control::{Control, GroupState};
+
+/// The longest that the others' word is waited for.
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
+
+/// A failed call's question to the other ranks. Dropping it asks no more.
+#[derive(Debug)]
+pub(crate) struct Inquiry {
+    error: Error,
+    /// When the answer is given without the others' word. Times are since the group was made.
+    until: Duration,
+    about: About,
+}
+
+#[derive(Debug)]
+enum About {
+    /// A connection of this rank's ended: was there an earlier failure that made it end?
+    Ended { peer: usize },
+    /// The time ran out: what does every rank do? Reports newer than `asked` (the handler's time) answer it.
+    TimedOut { asked: Duration, patience: Duration },
+    /// Nothing: the error says it all.
+    Nothing,
+}
+
+impl Inquiry {
+    /// What there is to ask about `error`. `timeout` is the group's; `now` is the time. The caller has the handler ticked.
+    pub(crate) fn new(error: Error, timeout: Duration, now: Duration, control: &Control) -> Self {
+        let (about, grace) = match (error.kind(), error.peer()) {
+            (Kind::PeerClosed | Kind::Reset, Some(peer)) => (About::Ended { peer: peer.rank }, GRACE),
+            (Kind::TimedOut, _) => {
+                (About::TimedOut { asked: control.ask(), patience: timeout / 2 }, GRACE.min(timeout / 4))
+            }
+            _ => (About::Nothing, Duration::ZERO),
+        };
+        Self { error, until: now + grace, about }
+    }
+
+    /// When to look again at the latest.
+    pub(crate) fn until(&self) -> Duration {
+        self.until
+    }
+
+    /// The answer, once there is one.
+    pub(crate) fn step(&self, now: Duration, id: GroupId, group: &GroupState, control: &Control) -> Option<Error> {
+        if let Err(first) = group.check() {
+            return Some(first);
+        }
+        let over = now >= self.until;
+        match self.about {
+            About::Nothing => Some(self.error.clone()),
+            About::Ended { peer } => (over || control.is_gone(peer)).then(|| self.error.clone()),
+            About::TimedOut { asked, patience } => {
+                (over || control.all_heard_since(asked)).then(|| control.blame(id, group, self.error.clone(), patience))
+            }
+        }
+    }
+}

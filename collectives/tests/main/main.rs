@@ -1,0 +1,53 @@
+//! Whole groups in one process, over channels in memory.
+
+mod blame;
+mod collectives;
+mod split;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use nuvec_collectives::{Communicator, Control, Options};
+use nuvec_transport::Peer;
+use nuvec_transport::memory::{self, MemoryFabric};
+
+type Group = Communicator<MemoryFabric>;
+
+/// A group's shape.
+#[derive(Clone, Copy)]
+struct Shape {
+    n: usize,
+    k: usize,
+    capacity: usize,
+    timeout: Duration,
+    threads: usize,
+}
+
+impl Shape {
+    fn new(n: usize, k: usize) -> Self {
+        Self { n, k, capacity: 1 << 16, timeout: Duration::from_secs(20), threads: 1 }
+    }
+
+    fn form(self) -> Vec<Group> {
+        let peers = || (0..self.n).map(|rank| Peer::new(rank, "memory")).collect();
+        let controls: Vec<_> = (0..self.n).map(|rank| Control::new(rank, peers(), self.timeout)).collect();
+        let handlers = controls.iter().map(Control::handler).collect();
+        let fabrics = memory::network(handlers, self.k, self.capacity, self.timeout);
+        let options = Options::default().threads(self.threads);
+        fabrics.into_iter().zip(controls).map(|(f, c)| Communicator::new(f, c, options).unwrap()).collect()
+    }
+
+    /// Runs `body` as every rank; what each returned.
+    fn run<T: Send + 'static>(self, body: impl Fn(&Group) -> T + Send + Sync + 'static) -> Vec<T> {
+        let body = Arc::new(body);
+        let ranks: Vec<_> = self
+            .form()
+            .into_iter()
+            .map(|group| {
+                let body = body.clone();
+                std::thread::spawn(move || body(&group))
+            })
+            .collect();
+        ranks.into_iter().map(|r| r.join().unwrap()).collect()
+    }
+}
