@@ -48,13 +48,16 @@
 mod convert;
 mod options;
 mod ring;
+mod session;
 
 use nuvec_core::distributed::{Group, set_default_group};
 use nuvec_core::{Error, Result};
 use nuvec_launch_env as launch_env;
 use parking_lot::Mutex;
 
+pub use nuvec_collectives::{CallStatus, Counts, RankState, RankStatus};
 pub use options::Options;
+pub use session::{Session, Status, connect};
 
 /// A kind of transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -122,7 +125,7 @@ fn connect_environment(vars: &dyn launch_env::Vars, backend: Backend) -> Result<
         if settings.wire == Some(launch_env::WireName::Mlx) {
             return Err(invalid("NUVEC_DISTRIBUTED_WIRE: this version speaks only the native wire, not mlx"));
         }
-        return Ok(Some((Backend::Ring, ring::connect(&ring, &Options::from(settings))?)));
+        return Ok(Some((Backend::Ring, Session::connect(&ring, &Options::from(settings))?.group())));
     }
     if jaccl.is_some() {
         return Err(invalid(
@@ -142,7 +145,13 @@ pub fn is_available(backend: Backend) -> bool {
 ///
 /// Blocks and fails as [`init_backend`].
 pub fn init_with(nodes: &[Vec<String>], rank: usize, options: &Options) -> Result<Group> {
-    ring::connect(&launch_env::parse_nodes(nodes, rank).map_err(convert::environment)?, options)
+    connect(nodes, rank, options).map(|session| session.group())
+}
+
+/// Closes every group of this process: connections, threads and memory go, within about a second per group. Later calls
+/// on them fail with "closed", and [`init`] still returns the group that it made. A process may also just exit.
+pub fn shutdown() {
+    ring::close_all();
 }
 
 fn invalid(text: impl Into<String>) -> Error {
