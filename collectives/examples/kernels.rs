@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use nuvec_collectives::dtype::DType;
+use nuvec_collectives::DType;
 use nuvec_collectives::reduce::{Kernel, NanRule, Reduction, kernel};
 
 const BATCHES: usize = 7;

@@ -39,6 +39,8 @@ pub(crate) enum Algorithm {
 /// One call of a collective: what all ranks must agree about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Call {
+    /// The rank in the group that makes it; not on the wire.
+    pub(crate) caller: usize,
     pub(crate) group: GroupId,
     pub(crate) sequence: u64,
     /// The bytes of one rank's input.
@@ -80,7 +82,7 @@ impl Call {
 pub(crate) struct Doing(u8);
 
 /// Every operation's name as MLX says it, by its code; 0 is what this version does not know.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "an operation of another version",
     "all_sum",
     "all_max",
@@ -93,11 +95,14 @@ const NAMES: [&str; 12] = [
     "barrier",
     "send",
     "recv",
+    "send (connecting)",
 ];
 
 impl Doing {
     pub(crate) const SEND: Self = Self(10);
     pub(crate) const RECV: Self = Self(11);
+    /// A send whose stream does not stand yet.
+    pub(crate) const CONNECT: Self = Self(12);
     #[cfg(test)]
     pub(crate) const ALL_SUM: Self = Self(1);
 
@@ -130,7 +135,7 @@ impl Doing {
 
     /// Whether it is point-to-point.
     pub(crate) fn is_message(self) -> bool {
-        self == Self::SEND || self == Self::RECV
+        [Self::SEND, Self::RECV, Self::CONNECT].contains(&self)
     }
 }
 
@@ -158,6 +163,7 @@ pub(crate) fn describe(header: &[u8; HEADER]) -> String {
         _ => return "no call that this version knows".into(),
     };
     let call = Call {
+        caller: 0,
         group: GroupId(word(0)),
         sequence: word(8),
         bytes: word(16),
@@ -201,6 +207,7 @@ mod tests {
     #[test]
     fn every_difference_between_two_calls_shows_in_the_header() {
         let call = Call {
+            caller: 0,
             group: GroupId(0),
             sequence: 5,
             bytes: 16,

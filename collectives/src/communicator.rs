@@ -10,10 +10,9 @@ use parking_lot::Mutex;
 use crate::call::{Algorithm, Call, Doing, Operation};
 use crate::control::{Control, GroupState, RankStatus};
 use crate::counters::{Counters, Counts};
-use crate::drive::{Halt, drive};
+use crate::drive::{Team, drive};
 use crate::inquiry::GRACE;
 use crate::lane::Reducer;
-use crate::operation::Wait;
 use crate::p2p;
 use crate::plan::{self, Place};
 use crate::reduce::{NanRule, kernel};
@@ -56,12 +55,6 @@ impl Options {
         self.threads = threads;
         self
     }
-}
-
-/// A connection's lanes: the one that sends to the right, the one that sends to the left.
-pub(crate) struct Pair<S, R> {
-    pub(crate) right: (S, R),
-    pub(crate) left: (S, R),
 }
 
 /// A group of ranks and its collectives.
@@ -118,7 +111,8 @@ pub struct Communicator<F: Fabric> {
 
 /// What an operation uses, under the group's lock.
 pub(crate) struct Inner<F: Fabric> {
-    pub(crate) pairs: Vec<Pair<F::Sender, F::Receiver>>,
+    /// The halves of each lane: of each connection the lane that sends to the right, then the one to the left.
+    pub(crate) lanes: Vec<(F::Sender, F::Receiver)>,
     pub(crate) streams: Streams<F>,
     /// The last collective's number.
     pub(crate) sequence: u64,
@@ -133,7 +127,13 @@ impl<F: Fabric> Communicator<F> {
     pub fn new(fabric: F, control: Control, options: Options) -> Result<Self> {
         let members = (0..fabric.size()).collect();
         let ring = if fabric.size() > 1 { Some(fabric.ring()?) } else { None };
-        let wake = Arc::new(Wake::new()?);
+        let wake = Wake::new().map_err(|e| {
+            // The others have formed with this rank: they are told why it is not there.
+            let e = control.fail(GroupId::ROOT, &control.join(GroupId::ROOT), e.with_rank(fabric.rank()));
+            fabric.flush_control(Deadline::after(GRACE));
+            e
+        })?;
+        let wake = Arc::new(wake);
         Ok(Self::join(Arc::new(fabric), control, GroupId::ROOT, members, ring, wake, options))
     }
 
@@ -149,13 +149,11 @@ impl<F: Fabric> Communicator<F> {
     ) -> Self {
         let rank = members.iter().position(|&m| m == fabric.rank()).unwrap_or_default();
         let place = Place { rank, size: members.len() };
-        let mut pairs = Vec::new();
-        if let Some(ring) = ring {
-            for (right, left) in ring.right.into_iter().zip(ring.left) {
-                let ((tx_right, rx_right), (tx_left, rx_left)) = (right.split(), left.split());
-                pairs.push(Pair { right: (tx_right, rx_left), left: (tx_left, rx_right) });
-            }
-        }
+        let connections = ring.into_iter().flat_map(|ring| ring.right.into_iter().zip(ring.left));
+        let lanes = connections.flat_map(|(right, left)| {
+            let ((tx_right, rx_right), (tx_left, rx_left)) = (right.split(), left.split());
+            [(tx_right, rx_left), (tx_left, rx_right)]
+        });
         let group = control.join(id);
         group.watch(&wake);
         fabric.accept(id, &wake);
@@ -164,7 +162,7 @@ impl<F: Fabric> Communicator<F> {
             n => n,
         };
         let inner = Inner {
-            pairs,
+            lanes: lanes.collect(),
             streams: Streams::new(fabric.clone(), id),
             sequence: 0,
             wake,
@@ -290,26 +288,28 @@ impl<F: Fabric> Communicator<F> {
     /// hold waits for the receiver's [`recv`](Self::recv), so ranks that all send much before any of them receives wait
     /// for each other, until the time-out says so. Errors: see [`Communicator`].
     pub fn send(&self, to: usize, data: &[u8]) -> Result<()> {
-        self.message(Doing::SEND, to, data.len(), |inner, peer, limits| {
-            let Inner { streams, wake, .. } = inner;
-            let sequence = streams.next_sent(peer);
+        self.message(Doing::SEND, to, data.len(), |Inner { streams, wake, .. }, peer| {
+            let (watch, sequence) = (self.watch(wake), streams.next_sent(peer));
+            self.group.enter(Doing::CONNECT, sequence);
+            let txs = streams.senders(peer, &watch)?;
             self.group.enter(Doing::SEND, sequence);
-            let txs = streams.senders(peer, &Wait { communicator: self, wake, limits })?;
-            drive(&mut p2p::send(txs, sequence, data), limits, &self.group, wake, &Halt::default())
+            drive(&mut p2p::send(txs, sequence, data), &watch, &Team::default())
         })
     }
 
     /// Receives exactly `data.len()` bytes that rank `from`, any rank but this one, sends with [`send`](Self::send).
     /// Errors: see [`Communicator`]; [`Kind::Mismatch`] if it sent another number of bytes.
     pub fn recv(&self, from: usize, data: &mut [u8]) -> Result<()> {
-        self.message(Doing::RECV, from, data.len(), |inner, peer, limits| {
-            let Inner { streams, wake, .. } = inner;
-            let sequence = streams.next_received(peer);
+        self.message(Doing::RECV, from, data.len(), |Inner { streams, wake, .. }, peer| {
+            let (watch, sequence) = (self.watch(wake), streams.next_received(peer));
             self.group.enter(Doing::RECV, sequence);
-            let rxs = streams.receivers(peer, &Wait { communicator: self, wake, limits })?;
-            let mut header = [p2p::RecvHeader::new(&mut rxs[0], sequence, data.len())];
-            drive(&mut header, limits, &self.group, wake, &Halt::default())?;
-            drive(&mut p2p::receive(rxs, data), limits, &self.group, wake, &Halt::default())
+            let rxs = streams.receivers(peer, &watch)?;
+            drive(
+                &mut [p2p::RecvHeader::new(&mut rxs[0], self.place.rank, sequence, data.len())],
+                &watch,
+                &Team::default(),
+            )?;
+            drive(&mut p2p::receive(rxs, data), &watch, &Team::default())
         })
     }
 

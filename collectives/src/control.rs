@@ -28,6 +28,9 @@ use status::{InCall, Table};
 
 pub(crate) use group::GroupState;
 
+/// The most failures that are kept, and passed on, of groups that this rank is not in.
+const MAX_ABORTS: usize = 256;
+
 /// The shared state of one rank: which groups live, what every rank does, which are gone. Cheap to clone.
 #[derive(Clone)]
 pub struct Control {
@@ -43,7 +46,6 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    formed: bool,
     links: BTreeMap<LinkId, usize>,
     groups: BTreeMap<GroupId, Membership>,
     /// The first failure of each failed group.
@@ -265,9 +267,15 @@ impl Shared {
         Error::new(abort.kind, what).with_peer(&self.peer(first))
     }
 
+    /// Whether there is such a rank, and it is not this one.
+    fn is_other(&self, rank: u32) -> bool {
+        (rank as usize) < self.peers.len() && rank as usize != self.rank
+    }
+
     /// Takes an Abort: unless the group has failed before, poisons it and passes the Abort on to every link but `from`.
     fn take(&self, state: &mut State, abort: Abort, from: Option<LinkId>, out: &mut Outbox) {
-        if state.aborts.contains_key(&abort.group) {
+        let strange = !state.groups.contains_key(&abort.group) && state.aborts.len() >= MAX_ABORTS;
+        if strange || state.aborts.contains_key(&abort.group) {
             return;
         }
         let error = self.error_of(&abort);

@@ -1,11 +1,12 @@
-//! Runs streams to their end: tries, waits, and gives up at a deadline. The only place where a collective waits.
+//! Runs streams to their end: tries, waits, and gives up at a deadline. The only place where a collective waits for bytes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nuvec_transport::{Deadline, Error, Kind, Park, Peer, Result, Wake, wait_any};
 
-use crate::control::GroupState;
+use crate::control::{Control, GroupState};
 
 /// A stream that is moved on by tries that never block.
 pub(crate) trait Task {
@@ -15,21 +16,26 @@ pub(crate) trait Task {
     fn done(&self) -> bool;
     /// What it waits for.
     fn parks<'a>(&'a self, parks: &mut Vec<Park<'a>>);
-    /// Whom it waits for, and with how many of how many bytes moved.
-    fn awaited(&self) -> Awaited<'_>;
     /// Every rank that it waits for now.
     fn waits(&self, ranks: &mut Vec<usize>);
+    /// Whom it waits for in the first place, and how far it came.
+    fn awaited(&self) -> Awaited<'_>;
 }
 
 /// What an unfinished task waits for.
 pub(crate) struct Awaited<'a> {
     pub(crate) peer: &'a Peer,
-    /// What the peer does not do: "sent nothing", "took nothing".
+    /// What the peer does not do.
     pub(crate) what: &'static str,
-    pub(crate) lane: usize,
-    pub(crate) done: u64,
-    pub(crate) total: u64,
+    pub(crate) lane: Option<usize>,
+    /// Of how many bytes how many were moved.
+    pub(crate) progress: Option<(usize, usize)>,
 }
+
+/// The peer sends none of the bytes that are waited for.
+pub(crate) const SENT_NOTHING: &str = "sent nothing";
+/// The peer takes none of the bytes that wait for it.
+pub(crate) const TOOK_NOTHING: &str = "took nothing";
 
 /// How long to try before sleeping, and how long to wait without progress.
 #[derive(Debug, Clone, Copy)]
@@ -38,64 +44,98 @@ pub(crate) struct Limits {
     pub(crate) timeout: Duration,
 }
 
-/// Waits between tries that moved nothing: first by giving way to other threads, then by sleeping in poll(2).
-#[derive(Debug)]
-pub(crate) struct Patience {
-    limits: Limits,
-    last_progress: Option<Instant>,
+/// What a wait in a group's call looks at, and how long it lasts.
+#[derive(Clone, Copy)]
+pub(crate) struct Watch<'a> {
+    pub(crate) group: &'a GroupState,
+    pub(crate) control: &'a Control,
+    /// Rings when the group fails, a stream or a ring has opened, or a rank has left.
+    pub(crate) wake: &'a Arc<Wake>,
+    pub(crate) limits: Limits,
 }
 
-impl Patience {
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, last_progress: None }
+impl Watch<'_> {
+    /// The end of a wait that begins at `since`.
+    fn deadline(&self, since: Instant) -> Deadline {
+        since.checked_add(self.limits.timeout).map_or(Deadline::after(Duration::MAX), Deadline::at)
     }
 
-    /// Something moved.
-    pub(crate) fn progress(&mut self) {
-        self.last_progress = None;
-    }
-
-    /// Nothing moved: whether it is time to sleep rather than to try again.
-    pub(crate) fn is_over(&mut self) -> bool {
-        let now = Instant::now();
-        now.duration_since(*self.last_progress.get_or_insert(now)) >= self.limits.spin
-    }
-
-    /// Waits until one of `parks` may be ready. `false`: the time-out is over.
-    pub(crate) fn sleep<'a>(&mut self, wake: &'a Wake, parks: impl FnOnce(&mut Vec<Park<'a>>)) -> Result<bool> {
-        let since = *self.last_progress.get_or_insert_with(Instant::now);
-        let deadline = since.checked_add(self.limits.timeout).map_or(Deadline::after(Duration::MAX), Deadline::at);
-        let mut all = vec![wake.park()];
-        parks(&mut all);
-        let ready = wait_any(&all, deadline)?;
-        if ready {
-            wake.drain();
+    /// Waits for something that `get` finds without blocking, which rank `peer` must bring about; `late` says what it did
+    /// not do. Once the peer has left, what is on its way still counts for `grace`. Errors: the peer has left; the group
+    /// fails; the time-out passes; what was found is an error.
+    pub(crate) fn until<T>(
+        &self,
+        peer: &Peer,
+        late: &'static str,
+        grace: Duration,
+        mut get: impl FnMut() -> Option<Result<T>>,
+    ) -> Result<T> {
+        self.group.wait_for(&[peer.rank]);
+        let mut deadline = self.deadline(Instant::now());
+        let mut gone = false;
+        loop {
+            if let Some(found) = get() {
+                return found;
+            }
+            self.group.check()?;
+            if !gone && self.control.is_gone(peer.rank) {
+                (gone, deadline) = (true, deadline.sooner(grace));
+            }
+            if !wait_any(&[self.wake.park()], deadline)? {
+                return Err(if gone {
+                    has_left(peer)
+                } else {
+                    self.timed_out(&Awaited { peer, what: late, lane: None, progress: None })
+                });
+            }
+            self.wake.drain();
         }
-        Ok(ready && !deadline.expired())
+    }
+
+    fn timed_out(&self, awaited: &Awaited<'_>) -> Error {
+        let what = format!("{} for {:.1} s", awaited.what, self.limits.timeout.as_secs_f64());
+        let mut error = Error::new(Kind::TimedOut, what)
+            .with_peer(awaited.peer)
+            .with_advice("raise the time-out if it is only slow");
+        if let Some(lane) = awaited.lane {
+            error = error.with_lane(lane);
+        }
+        match awaited.progress {
+            Some((done, total)) => error.with_progress(done as u64, total as u64),
+            None => error,
+        }
     }
 }
 
-/// Who else must stop when one thread's streams fail.
+/// The peer is not there any more.
+pub(crate) fn has_left(peer: &Peer) -> Error {
+    Error::new(Kind::PeerClosed, "has left").with_peer(peer)
+}
+
+/// Several threads that move one call's tasks: they end together when one fails, and none loses patience while another
+/// moves bytes.
 #[derive(Debug, Default)]
-pub(crate) struct Halt(AtomicBool);
+pub(crate) struct Team {
+    halted: AtomicBool,
+    moved: AtomicU64,
+}
 
-impl Halt {
-    pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Release);
+impl Team {
+    /// Ends the others.
+    pub(crate) fn halt(&self) {
+        self.halted.store(true, Ordering::Release);
     }
 }
 
-/// Moves all `tasks` to their end in this thread. Errors: a task's own; the group's, if it is poisoned meanwhile; a
-/// time-out that names whom the first unfinished task waits for.
-pub(crate) fn drive<T: Task>(
-    tasks: &mut [T],
-    limits: Limits,
-    group: &GroupState,
-    wake: &Wake,
-    halt: &Halt,
-) -> Result<()> {
-    let mut patience = Patience::new(limits);
+/// Moves all `tasks` to their end in this thread: while nothing moves, it gives way to other threads for as long as it may
+/// spin, then sleeps in poll(2). Errors: a task's own; the group's, if it fails meanwhile; a time-out that names whom the
+/// first unfinished task waits for. Returns early if the `team` is halted.
+pub(crate) fn drive<T: Task>(tasks: &mut [T], watch: &Watch<'_>, team: &Team) -> Result<()> {
+    // Since when nothing has moved.
+    let mut idle_since = None;
+    let mut moved = 0;
     let mut waits_told = false;
+    let mut last_look = false;
     loop {
         let (mut progress, mut done) = (false, true);
         for task in tasks.iter_mut() {
@@ -108,43 +148,47 @@ pub(crate) fn drive<T: Task>(
             return Ok(());
         }
         if progress {
-            patience.progress();
+            team.moved.fetch_add(1, Ordering::Relaxed);
+            (idle_since, last_look) = (None, false);
             if std::mem::take(&mut waits_told) {
-                group.wait_for(&[]);
+                watch.group.wait_for(&[]);
             }
             continue;
         }
-        group.check()?;
-        if halt.0.load(Ordering::Acquire) {
+        watch.group.check()?;
+        if team.halted.load(Ordering::Acquire) {
             return Ok(());
         }
-        if !patience.is_over() {
+        let unfinished = || tasks.iter().filter(|t| !t.done());
+        let now = Instant::now();
+        let since = *idle_since.get_or_insert(now);
+        if last_look {
+            let moved_by_all = team.moved.load(Ordering::Relaxed);
+            if moved_by_all == moved
+                && let Some(task) = unfinished().next()
+            {
+                return Err(watch.timed_out(&task.awaited()));
+            }
+            (idle_since, last_look, moved) = (None, false, moved_by_all);
+            continue;
+        }
+        if now.duration_since(since) < watch.limits.spin {
             std::thread::yield_now();
             continue;
         }
-        let unfinished = || tasks.iter().filter(|t| !t.done());
         if !std::mem::replace(&mut waits_told, true) {
             let mut ranks = Vec::new();
             unfinished().for_each(|task| task.waits(&mut ranks));
-            group.wait_for(&ranks);
+            watch.group.wait_for(&ranks);
+            moved = team.moved.load(Ordering::Relaxed);
         }
-        if !patience.sleep(wake, |parks| unfinished().for_each(|task| task.parks(parks)))? {
-            // A last look: what came at the deadline counts.
-            let late = tasks.iter_mut().find(|t| !t.done());
-            if let Some(task) = late
-                && !task.step()?
-            {
-                return Err(timed_out(&task.awaited(), limits.timeout));
-            }
-            patience.progress();
+        let mut parks = vec![watch.wake.park()];
+        unfinished().for_each(|task| task.parks(&mut parks));
+        let deadline = watch.deadline(since);
+        if wait_any(&parks, deadline)? {
+            watch.wake.drain();
         }
+        // What came at the deadline counts.
+        last_look = deadline.expired();
     }
-}
-
-fn timed_out(awaited: &Awaited<'_>, timeout: Duration) -> Error {
-    Error::new(Kind::TimedOut, format!("{} for {:.1} s", awaited.what, timeout.as_secs_f64()))
-        .with_peer(awaited.peer)
-        .with_lane(awaited.lane)
-        .with_progress(awaited.done, awaited.total)
-        .with_advice("raise NUVEC_DISTRIBUTED_TIMEOUT if it is only slow")
 }

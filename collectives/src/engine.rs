@@ -18,67 +18,56 @@ struct Position {
 
 /// A lane's progress.
 #[derive(Debug)]
-pub struct Cursor {
+pub(crate) struct Cursor {
     plan: LanePlan,
     sent: Position,
     applied: Position,
-    /// How far beyond the rule it may send: for the test that plants a fault.
-    #[cfg(test)]
-    pub(crate) lead: usize,
 }
 
 /// A run of bytes in one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub(crate) struct Run {
     /// The segment.
-    pub segment: usize,
+    pub(crate) segment: usize,
     /// Where in the segment it begins.
-    pub offset: usize,
+    pub(crate) offset: usize,
     /// How long it is, at least 1.
-    pub len: usize,
+    pub(crate) len: usize,
 }
 
 impl Cursor {
     /// At the beginning of `plan`.
-    pub fn new(plan: LanePlan) -> Self {
-        let mut this = Self {
-            plan,
-            sent: Position::default(),
-            applied: Position::default(),
-            #[cfg(test)]
-            lead: 0,
-        };
+    pub(crate) fn new(plan: LanePlan) -> Self {
+        let mut this = Self { plan, sent: Position::default(), applied: Position::default() };
         this.skip_empty();
         this
     }
 
     /// The plan.
-    pub fn plan(&self) -> &LanePlan {
+    pub(crate) fn plan(&self) -> &LanePlan {
         &self.plan
     }
 
     /// The next bytes that may be sent now, if any.
-    pub fn sendable(&self) -> Option<Run> {
+    pub(crate) fn sendable(&self) -> Option<Run> {
         if self.sent.step == self.plan.sends {
             return None;
         }
         let allowed = self.plan.head + self.applied.total;
-        #[cfg(test)]
-        let allowed = allowed + self.lead;
         let segment = self.plan.sent(self.sent.step);
         let len = (self.plan.len(segment) - self.sent.offset).min(allowed.saturating_sub(self.sent.total));
         (len > 0).then_some(Run { segment, offset: self.sent.offset, len })
     }
 
     /// `n` bytes of [`sendable`](Self::sendable) were sent.
-    pub fn sent(&mut self, n: usize) {
+    pub(crate) fn sent(&mut self, n: usize) {
         self.sent.offset += n;
         self.sent.total += n;
         self.skip_empty();
     }
 
     /// Where the next received bytes go, and whether they are reduced there; `None` when all have been received.
-    pub fn receivable(&self) -> Option<(Run, bool)> {
+    pub(crate) fn receivable(&self) -> Option<(Run, bool)> {
         if self.applied.step == self.plan.receives {
             return None;
         }
@@ -88,24 +77,24 @@ impl Cursor {
     }
 
     /// `n` bytes of [`receivable`](Self::receivable) were applied to the data.
-    pub fn applied(&mut self, n: usize) {
+    pub(crate) fn applied(&mut self, n: usize) {
         self.applied.offset += n;
         self.applied.total += n;
         self.skip_empty();
     }
 
     /// How many bytes it has received and applied.
-    pub fn bytes_applied(&self) -> usize {
+    pub(crate) fn bytes_applied(&self) -> usize {
         self.applied.total
     }
 
     /// Whether all is sent.
-    pub fn all_sent(&self) -> bool {
+    pub(crate) fn all_sent(&self) -> bool {
         self.sent.step == self.plan.sends
     }
 
     /// Whether all is received and applied.
-    pub fn all_applied(&self) -> bool {
+    pub(crate) fn all_applied(&self) -> bool {
         self.applied.step == self.plan.receives
     }
 

@@ -5,13 +5,13 @@ use std::io::IoSlice;
 use nuvec_transport::{Error, Kind, Park, Receiver, Result, Sender};
 
 use crate::call::{Call, HEADER, describe};
-use crate::drive::{Awaited, Task};
+use crate::drive::{Awaited, SENT_NOTHING, TOOK_NOTHING, Task};
 use crate::engine::Cursor;
 use crate::plan::LanePlan;
 use crate::reduce::Kernel;
 
 /// The most bytes handed to a channel at once.
-const MAX_IO: usize = 1 << 20;
+pub(crate) const MAX_IO: usize = 1 << 20;
 /// The longest element, in bytes.
 const MAX_WIDTH: usize = 8;
 
@@ -140,7 +140,8 @@ impl Incoming<'_> {
         self.header[self.header_got..][..of_header].copy_from_slice(header);
         self.header_got += of_header;
         if self.header_got == HEADER && self.header != self.expected {
-            let text = format!("is in {} while this rank is in {}", describe(&self.header), self.call);
+            let (theirs, Call { caller, .. }) = (describe(&self.header), self.call);
+            let text = format!("is in {theirs} while rank {caller} is in {}", self.call);
             return Err(Error::new(Kind::Mismatch, text));
         }
         self.apply(data);
@@ -215,12 +216,12 @@ impl<S: Sender, R: Receiver> Task for Lane<'_, S, R> {
     fn awaited(&self) -> Awaited<'_> {
         let cursor = &self.state.cursor;
         let (peer, what) = if cursor.all_applied() && self.state.header_got == HEADER {
-            (self.tx.peer(), "took nothing")
+            (self.tx.peer(), TOOK_NOTHING)
         } else {
-            (self.rx.peer(), "sent nothing")
+            (self.rx.peer(), SENT_NOTHING)
         };
-        let total = cursor.plan().bytes_received() as u64;
-        Awaited { peer, what, lane: self.index, done: cursor.bytes_applied() as u64, total }
+        let progress = Some((cursor.bytes_applied(), cursor.plan().bytes_received()));
+        Awaited { peer, what, lane: Some(self.index), progress }
     }
 }
 
@@ -241,10 +242,5 @@ impl<'a, S, R> Lane<'a, S, R> {
     /// The channel halves and the segments again.
     pub(crate) fn into_parts(self) -> ((S, R), Vec<&'a mut [u8]>) {
         ((self.tx, self.rx), self.state.segments)
-    }
-
-    /// Plants a fault: sends `bytes` more than the rule allows.
-    pub(crate) fn lead(&mut self, bytes: usize) {
-        self.state.cursor.lead = bytes;
     }
 }

@@ -4,7 +4,7 @@
 //! [`Control`] handles. Below it, each its own room:
 //!
 //! - [`plan`]: which bytes a lane moves in which step; pure arithmetic.
-//! - [`engine`]: the one rule that says what may be sent now; cursors only.
+//! - `engine`: the one rule that says what may be sent now; cursors only.
 //! - `drive`: runs lanes over channel halves, waits, gives up at a deadline.
 //! - [`reduce`]: the reductions of the fourteen [`DType`]s, on bytes.
 //! - `control`: who failed first, told to every rank; a state machine without clock and I/O.
@@ -16,8 +16,8 @@ mod communicator;
 mod control;
 mod counters;
 mod drive;
-pub mod dtype;
-pub mod engine;
+mod dtype;
+mod engine;
 mod inquiry;
 mod lane;
 mod operation;

@@ -6,12 +6,11 @@ use nuvec_transport::{Deadline, Error, Fabric, GroupId, Kind, Result, Wake, wait
 use parking_lot::MutexGuard;
 
 use crate::call::{Algorithm, Call, Doing, Operation};
-use crate::communicator::{Communicator, Inner, Pair};
-use crate::drive::{Halt, Limits, drive};
+use crate::communicator::{Communicator, Inner};
+use crate::drive::{Limits, Team, Watch, drive};
 use crate::inquiry::{GRACE, Inquiry};
 use crate::lane::{Lane, Reducer};
 use crate::plan::{self, LanePlan, Place};
-use crate::streams::StreamWait;
 
 /// A lane is worth its overhead from this many bytes on.
 const LANE_BYTES: usize = 32 << 10;
@@ -19,8 +18,10 @@ const LANE_BYTES: usize = 32 << 10;
 const THREADED: u64 = 4 << 20;
 
 impl<F: Fabric> Communicator<F> {
-    pub(crate) fn limits(&self) -> Limits {
-        Limits { spin: self.options.spin, timeout: self.fabric.timeout() }
+    pub(crate) fn watch<'a>(&'a self, wake: &'a Arc<Wake>) -> Watch<'a> {
+        let timeout = self.fabric.timeout();
+        let limits = Limits { spin: self.options.spin.min(timeout), timeout };
+        Watch { group: &self.group, control: &self.control, wake, limits }
     }
 
     /// How many lanes carry `bytes`: values that all ranks share decide.
@@ -31,6 +32,7 @@ impl<F: Fabric> Communicator<F> {
     /// A call of this group; its sequence number is given when it begins.
     pub(crate) fn call(&self, operation: Operation, bytes: usize) -> Call {
         Call {
+            caller: self.place.rank,
             group: self.id,
             sequence: 0,
             bytes: bytes as u64,
@@ -89,14 +91,14 @@ impl<F: Fabric> Communicator<F> {
         doing: Doing,
         peer: usize,
         bytes: usize,
-        run: impl FnOnce(&mut Inner<F>, usize, Limits) -> Result<()>,
+        run: impl FnOnce(&mut Inner<F>, usize) -> Result<()>,
     ) -> Result<()> {
         let Some(&of_all) = self.members.get(peer).filter(|_| peer != self.place.rank) else {
             let text = format!("rank {peer} is not another rank of a group of {}", self.place.size);
             return Err(self.misuse(doing.name(), text));
         };
         let mut inner = self.begin()?;
-        self.watched(&mut inner, doing, 0, bytes as u64, |inner| run(inner, of_all, self.limits()))
+        self.watched(&mut inner, doing, 0, bytes as u64, |inner| run(inner, of_all))
     }
 
     /// Runs a call that others can see in their status, and has its failure or panic poison the group.
@@ -148,17 +150,20 @@ impl<F: Fabric> Communicator<F> {
         segments: Vec<Vec<&mut [u8]>>,
         reducer: Option<Reducer>,
     ) -> Result<()> {
-        let halves = inner.pairs.iter_mut().flat_map(|Pair { right, left }| [right, left]);
-        let mut lanes: Vec<_> = halves
+        let watch = self.watch(&inner.wake);
+        let mut lanes: Vec<_> = inner
+            .lanes
+            .iter_mut()
             .zip(plans)
             .zip(segments)
             .enumerate()
             .map(|(i, (((tx, rx), plan), segments))| Lane::new(i, (tx, rx), plan, segments, *call, reducer))
             .collect();
         if call.bytes < THREADED {
-            return drive(&mut lanes, self.limits(), &self.group, &inner.wake, &Halt::default());
+            drive(&mut lanes, &watch, &Team::default())
+        } else {
+            inner.workers.drive(&mut lanes, &watch)
         }
-        inner.workers.drive(&mut lanes, self.limits(), &self.group, &inner.wake)
     }
 
     /// Everybody's `own`, in rank order, in a part of `scratch`: each block goes both ways round the ring, half as far.
@@ -224,37 +229,8 @@ impl<F: Fabric> Communicator<F> {
     }
 
     pub(crate) fn drop_connections(inner: &mut Inner<F>) {
-        inner.pairs.clear();
+        inner.lanes.clear();
         inner.streams.clear();
-    }
-}
-
-/// Waits for a stream that opens.
-pub(crate) struct Wait<'a, F: Fabric> {
-    pub(crate) communicator: &'a Communicator<F>,
-    pub(crate) wake: &'a Arc<Wake>,
-    pub(crate) limits: Limits,
-}
-
-impl<F: Fabric> StreamWait for Wait<'_, F> {
-    fn wake(&self) -> &Arc<Wake> {
-        self.wake
-    }
-
-    fn deadline(&self) -> Deadline {
-        Deadline::after(self.limits.timeout)
-    }
-
-    fn check(&self) -> Result<()> {
-        self.communicator.group.check()
-    }
-
-    fn is_gone(&self, rank: usize) -> bool {
-        self.communicator.control.is_gone(rank)
-    }
-
-    fn wait_for(&self, rank: usize) {
-        self.communicator.group.wait_for(&[rank]);
     }
 }
 

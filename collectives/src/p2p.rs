@@ -8,14 +8,13 @@ use std::io::IoSlice;
 
 use nuvec_transport::{Error, Kind, Park, Receiver, Result, Sender};
 
-use crate::drive::{Awaited, Task};
+use crate::drive::{Awaited, SENT_NOTHING, TOOK_NOTHING, Task};
+use crate::lane::MAX_IO;
 
 /// The header's length in bytes.
 const HEADER: usize = 16;
 /// The least that a stripe carries, unless the message ends before.
 const MIN_STRIPE: usize = 1024;
-/// The most bytes handed to a channel at once.
-const MAX_IO: usize = 1 << 20;
 
 /// How many bytes each of `stripes` carries of a message of `bytes`.
 fn per_stripe(bytes: usize, stripes: usize) -> usize {
@@ -31,7 +30,6 @@ fn header(sequence: u64, bytes: usize) -> [u8; HEADER] {
 
 /// One stripe of a message on its way out.
 pub(crate) struct SendStripe<'a, S> {
-    index: usize,
     tx: &'a mut S,
     header: [u8; HEADER],
     /// Where the header begins: stripes other than the first send none.
@@ -49,7 +47,6 @@ pub(crate) fn send<'a, S: Sender>(txs: &'a mut [S], sequence: u64, data: &'a [u8
     txs.iter_mut()
         .enumerate()
         .map(|(index, tx)| SendStripe {
-            index,
             tx,
             header: head,
             header_sent: if index == 0 { 0 } else { HEADER },
@@ -91,28 +88,24 @@ impl<S: Sender> Task for SendStripe<'_, S> {
     }
 
     fn awaited(&self) -> Awaited<'_> {
-        Awaited {
-            peer: self.tx.peer(),
-            what: "took nothing",
-            lane: self.index,
-            done: self.sent as u64,
-            total: self.data.len() as u64,
-        }
+        let progress = Some((self.sent, self.data.len()));
+        Awaited { peer: self.tx.peer(), what: TOOK_NOTHING, lane: None, progress }
     }
 }
 
 /// A message's header on its way in: nothing of another message is taken for data.
 pub(crate) struct RecvHeader<'a, R> {
     rx: &'a mut R,
+    caller: usize,
     expected: [u8; HEADER],
     header: [u8; HEADER],
     got: usize,
 }
 
 impl<'a, R: Receiver> RecvHeader<'a, R> {
-    /// The header of message `sequence` of `bytes`, on stripe 0.
-    pub(crate) fn new(rx: &'a mut R, sequence: u64, bytes: usize) -> Self {
-        Self { rx, expected: header(sequence, bytes), header: [0; HEADER], got: 0 }
+    /// The header of message `sequence` of `bytes`, on stripe 0, for rank `caller` of the group.
+    pub(crate) fn new(rx: &'a mut R, caller: usize, sequence: u64, bytes: usize) -> Self {
+        Self { rx, caller, expected: header(sequence, bytes), header: [0; HEADER], got: 0 }
     }
 }
 
@@ -123,10 +116,11 @@ impl<R: Receiver> Task for RecvHeader<'_, R> {
         if self.done() && self.header != self.expected {
             let word = |h: &[u8; HEADER], at: usize| u64::from_le_bytes(std::array::from_fn(|i| h[at + i]));
             let text = format!(
-                "is in send #{} of {} bytes while this rank is in recv #{} of {} bytes; the arrays' dtype or shape \
+                "is in send #{} of {} bytes while rank {} is in recv #{} of {} bytes; the arrays' dtype or shape \
                  probably differ",
                 word(&self.header, 0),
                 word(&self.header, 8),
+                self.caller,
                 word(&self.expected, 0),
                 word(&self.expected, 8),
             );
@@ -148,15 +142,12 @@ impl<R: Receiver> Task for RecvHeader<'_, R> {
     }
 
     fn awaited(&self) -> Awaited<'_> {
-        Awaited { peer: self.rx.peer(), what: NOTHING_SENT, lane: 0, done: 0, total: 0 }
+        Awaited { peer: self.rx.peer(), what: SENT_NOTHING, lane: None, progress: None }
     }
 }
 
-const NOTHING_SENT: &str = "sent nothing";
-
 /// One stripe of a message's data on its way in.
 pub(crate) struct RecvStripe<'a, R> {
-    index: usize,
     rx: &'a mut R,
     into: &'a mut [u8],
     got: usize,
@@ -167,10 +158,10 @@ pub(crate) fn receive<'a, R: Receiver>(rxs: &'a mut [R], data: &'a mut [u8]) -> 
     let per = per_stripe(data.len(), rxs.len());
     let mut rest = data;
     let mut stripes = Vec::with_capacity(rxs.len());
-    for (index, rx) in rxs.iter_mut().enumerate() {
+    for rx in rxs {
         let (into, after) = rest.split_at_mut(rest.len().min(per));
         rest = after;
-        stripes.push(RecvStripe { index, rx, into, got: 0 });
+        stripes.push(RecvStripe { rx, into, got: 0 });
     }
     stripes
 }
@@ -196,13 +187,8 @@ impl<R: Receiver> Task for RecvStripe<'_, R> {
     }
 
     fn awaited(&self) -> Awaited<'_> {
-        Awaited {
-            peer: self.rx.peer(),
-            what: NOTHING_SENT,
-            lane: self.index,
-            done: self.got as u64,
-            total: self.into.len() as u64,
-        }
+        let progress = Some((self.got, self.into.len()));
+        Awaited { peer: self.rx.peer(), what: SENT_NOTHING, lane: None, progress }
     }
 }
 

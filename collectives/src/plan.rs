@@ -37,12 +37,10 @@ impl Place {
     }
 }
 
-/// One lane of a collective: its connection, where its segments lie, and in which order they move. Lengths and offsets
+/// One lane of a collective: where its segments lie, and in which order they move. Lengths and offsets
 /// are bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LanePlan {
-    /// The connection, counted from 0.
-    pub connection: usize,
     /// Where it sends to.
     pub direction: Direction,
     /// The number of segments.
@@ -92,11 +90,6 @@ impl LanePlan {
         self.turn(self.first_received, s)
     }
 
-    /// How many bytes it sends.
-    pub fn bytes_sent(&self) -> usize {
-        (0..self.sends).map(|s| self.len(self.sent(s))).sum()
-    }
-
     /// How many bytes it receives.
     pub fn bytes_received(&self) -> usize {
         (0..self.receives).map(|s| self.len(self.received(s))).sum()
@@ -112,9 +105,8 @@ impl LanePlan {
 
     /// A rotation of `place.size` segments that starts with sending segment `first`.
     fn rotation(place: Place, lane: usize, first: impl Fn(Direction) -> usize, cut: Cut, steps: Moves) -> Self {
-        let (connection, direction) = lane_of(lane);
+        let direction = direction_of(lane);
         let mut plan = Self {
-            connection,
             direction,
             segments: place.size,
             first_sent: first(direction),
@@ -149,9 +141,9 @@ struct Moves {
     reducing: usize,
 }
 
-/// The connection and direction of lane `i`: two lanes to a connection, the first of which sends to the right.
-fn lane_of(i: usize) -> (usize, Direction) {
-    (i / 2, if i.is_multiple_of(2) { Direction::Right } else { Direction::Left })
+/// The direction of lane `i`: there are two lanes to a connection, the first of which sends to the right.
+fn direction_of(i: usize) -> Direction {
+    if i.is_multiple_of(2) { Direction::Right } else { Direction::Left }
 }
 
 /// All-reduce of `elements` of `width` bytes: lane i works on the i-th of `lanes` equal parts, in `size` segments of
@@ -198,7 +190,7 @@ pub fn both_ways(place: Place, bytes: usize) -> Vec<LanePlan> {
     };
     let moves = |direction| Moves { sends: hops(direction), receives: hops(direction), reducing: 0 };
     let cut = || Cut { base: 0, stride: bytes, each: bytes, total: bytes * place.size };
-    let lane = |i| LanePlan::rotation(place, i, |_| place.rank, cut(), moves(lane_of(i).1));
+    let lane = |i| LanePlan::rotation(place, i, |_| place.rank, cut(), moves(direction_of(i)));
     (0..if hops(Direction::Left) > 0 { 2 } else { 1 }).map(lane).collect()
 }
 
@@ -207,14 +199,13 @@ pub fn both_ways(place: Place, bytes: usize) -> Vec<LanePlan> {
 pub fn broadcast(place: Place, root: usize, bytes: usize, lanes: usize) -> Vec<LanePlan> {
     let step = bytes.div_ceil(lanes.max(1));
     let lane = |i: usize| {
-        let (connection, direction) = lane_of(i);
+        let direction = direction_of(i);
         let (start, end) = ((i * step).min(bytes), ((i + 1) * step).min(bytes));
         let distance = match direction {
             Direction::Right => place.left(root),
             Direction::Left => (root + place.size - place.rank) % place.size,
         };
         LanePlan {
-            connection,
             direction,
             segments: 1,
             first_sent: 0,
@@ -246,7 +237,7 @@ fn blocks(
         let (start, end) = ((i * per).min(bytes), ((i + 1) * per).min(bytes));
         let each = end - start;
         let cut = Cut { base: start, stride: bytes, each, total: each * place.size };
-        LanePlan::rotation(place, i, &first, cut, moves(lane_of(i).1))
+        LanePlan::rotation(place, i, &first, cut, moves(direction_of(i)))
     };
     (0..lanes.max(1)).map(lane).collect()
 }
@@ -304,7 +295,7 @@ mod tests {
                                     Direction::Left => (rank + size - 1) % size,
                                 };
                                 let theirs = &all[to][kind][i];
-                                assert_eq!((lane.connection, lane.direction), (theirs.connection, theirs.direction));
+                                assert_eq!(lane.direction, theirs.direction);
                                 if size > 1 {
                                     let sent: Vec<_> = (0..lane.sends).map(|s| lane.range(lane.sent(s))).collect();
                                     let got: Vec<_> =

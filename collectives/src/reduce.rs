@@ -99,8 +99,9 @@ pub type Kernel = fn(mine: &mut [u8], received: &[u8]);
 /// Reduces `received` into `mine` with [`kernel`]`(dtype, reduction, rule)`; see [`Kernel`] for what the slices must be.
 ///
 /// ```
-/// use nuvec_collectives::dtype::DType;
-/// use nuvec_collectives::reduce::{NanRule, Reduction, reduce};
+/// use nuvec_collectives::DType;
+/// use nuvec_collectives::Reduction;
+/// use nuvec_collectives::reduce::{NanRule, reduce};
 ///
 /// let mut mine = [250, 1];
 /// reduce(DType::U8, Reduction::Sum, NanRule::Propagate, &mut mine, &[10, 2]);

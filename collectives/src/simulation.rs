@@ -63,6 +63,7 @@ fn run(
 ) -> Result<(), String> {
     let n = plans.len();
     let call = Call {
+        caller: 0,
         group: GroupId::ROOT,
         sequence: 1,
         bytes: data[0].len() as u64,
@@ -76,9 +77,9 @@ fn run(
     for ((data, plans), halves) in data.iter_mut().zip(plans).zip(&mut halves) {
         let segments = plan::lend(data, plans);
         for (i, ((plan, segments), (tx, rx))) in plans.iter().zip(segments).zip(halves).enumerate() {
-            let mut lane = Lane::new(i, (tx, rx), plan.clone(), segments, call, reducer);
-            lane.lead(lead);
-            lanes.push(lane);
+            let mut plan = plan.clone();
+            plan.head += lead;
+            lanes.push(Lane::new(i, (tx, rx), plan, segments, call, reducer));
         }
     }
     let mut choices = Choices(seed);

@@ -4,24 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nuvec_transport::{Deadline, Error, Fabric, GroupId, Kind, Result, Wake, wait_any};
+use nuvec_transport::{Deadline, Fabric, GroupId, Result};
+
+use crate::drive::{Watch, has_left};
 
 /// How long a stream that a rank opened before it left may still be on its way.
 const IN_FLIGHT: Duration = Duration::from_secs(1);
-
-/// What a wait for a stream looks at meanwhile.
-pub(crate) trait StreamWait {
-    /// Rings when a stream is there, the group fails, or a rank leaves.
-    fn wake(&self) -> &Arc<Wake>;
-    /// The end of a wait that begins now.
-    fn deadline(&self) -> Deadline;
-    /// The group's failure, if it has failed.
-    fn check(&self) -> Result<()>;
-    /// Whether a rank is known to have left.
-    fn is_gone(&self, rank: usize) -> bool;
-    /// The call goes to sleep, waiting for this rank.
-    fn wait_for(&self, rank: usize);
-}
 
 /// The streams of one group, by peer.
 pub(crate) struct Streams<F: Fabric> {
@@ -46,61 +34,30 @@ impl<F: Fabric> Streams<F> {
         next(&mut self.into.entry(from).or_default().0)
     }
 
-    /// The stripes to `to`, opened if need be. Blocks until the wait's deadline.
-    pub(crate) fn senders(&mut self, to: usize, wait: &dyn StreamWait) -> Result<&mut [F::Sender]> {
+    /// The stripes to `to`, opened if need be. Blocks for the time-out at the longest.
+    pub(crate) fn senders(&mut self, to: usize, watch: &Watch<'_>) -> Result<&mut [F::Sender]> {
         let Self { fabric, group, out, .. } = self;
         let (_, txs) = out.entry(to).or_default();
         if txs.is_empty() {
-            let deadline = wait.deadline();
-            let left = || Error::new(Kind::PeerClosed, "has left").with_peer(&fabric.peer(to));
-            if wait.is_gone(to) {
-                return Err(left());
+            let peer = fabric.peer(to);
+            if watch.control.is_gone(to) {
+                return Err(has_left(&peer));
             }
-            fabric.open(*group, to, wait.wake(), deadline);
-            wait.wait_for(to);
-            *txs = loop {
-                if let Some(opened) = fabric.opened(*group, to) {
-                    break opened?;
-                }
-                wait.check()?;
-                if wait.is_gone(to) {
-                    return Err(left());
-                }
-                if !wait_any(&[wait.wake().park()], deadline)? {
-                    let text = "did not answer the connection for a message";
-                    return Err(Error::new(Kind::TimedOut, text).with_peer(&fabric.peer(to)));
-                }
-                wait.wake().drain();
-            };
+            // A little less than the wait lasts: the transport knows better why nothing came of it.
+            fabric.open(*group, to, watch.wake, Deadline::after(watch.limits.timeout / 8 * 7));
+            let late = "did not answer the connection for a message";
+            *txs = watch.until(&peer, late, Duration::ZERO, || fabric.opened(*group, to))?;
         }
         Ok(txs)
     }
 
-    /// The stripes from `from`, which that rank opens with its first message. Blocks until the wait's deadline.
-    pub(crate) fn receivers(&mut self, from: usize, wait: &dyn StreamWait) -> Result<&mut [F::Receiver]> {
+    /// The stripes from `from`, which that rank opens with its first message. Blocks for the time-out at the longest.
+    pub(crate) fn receivers(&mut self, from: usize, watch: &Watch<'_>) -> Result<&mut [F::Receiver]> {
         let Self { fabric, group, into, .. } = self;
         let (_, rxs) = into.entry(from).or_default();
         if rxs.is_empty() {
-            let mut deadline = wait.deadline();
-            let mut left = false;
-            wait.wait_for(from);
-            *rxs = loop {
-                if let Some(accepted) = fabric.accepted(*group, from) {
-                    break accepted;
-                }
-                wait.check()?;
-                if !left && wait.is_gone(from) {
-                    (left, deadline) = (true, deadline.sooner(IN_FLIGHT));
-                }
-                if !wait_any(&[wait.wake().park()], deadline)? {
-                    let (kind, text) = match left {
-                        true => (Kind::PeerClosed, "has left and sent nothing"),
-                        false => (Kind::TimedOut, "sent no message"),
-                    };
-                    return Err(Error::new(kind, text).with_peer(&fabric.peer(from)));
-                }
-                wait.wake().drain();
-            };
+            let peer = fabric.peer(from);
+            *rxs = watch.until(&peer, "sent no message", IN_FLIGHT, || fabric.accepted(*group, from).map(Ok))?;
         }
         Ok(rxs)
     }

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
 
 use crate::control::GroupState;
-use crate::drive::{Halt, Limits, Task, drive};
+use crate::drive::{Task, Team, Watch, drive};
 
 /// Up to `threads` threads, the caller's included.
 pub(crate) struct Workers {
@@ -27,40 +27,42 @@ impl Workers {
     }
 
     /// Moves `tasks` to their end, as [`drive`] does, in as many threads as there are tasks and threads for.
-    pub(crate) fn drive<T: Task + Send>(
-        &mut self,
-        tasks: &mut [T],
-        limits: Limits,
-        group: &GroupState,
-        wake: &Wake,
-    ) -> Result<()> {
-        let halt = Halt::default();
+    pub(crate) fn drive<T: Task + Send>(&mut self, tasks: &mut [T], watch: &Watch<'_>) -> Result<()> {
         if self.threads.min(tasks.len()) < 2 {
-            return drive(tasks, limits, group, wake, &halt);
+            return drive(tasks, watch, &Team::default());
         }
-        let Pool { threads, wakes } = match &mut self.pool {
-            Some(pool) => pool,
-            empty => empty.insert(Pool::new(self.threads - 1, group)?),
+        let pool = match self.pool.take() {
+            Some(pool) => Ok(pool),
+            None => Pool::new(self.threads - 1, watch.group),
+        };
+        let Pool { threads, wakes } = match pool {
+            Ok(pool) => self.pool.insert(pool),
+            Err(e) => {
+                tracing::warn!("one thread moves everything from now on: {e}");
+                self.threads = 1;
+                return drive(tasks, watch, &Team::default());
+            }
         };
         let per = tasks.len().div_ceil(self.threads);
         let (mine, others) = tasks.split_at_mut(per);
-        let first = Mutex::new(None);
+        let (first, team) = (Mutex::new(None), Team::default());
         let fail = |e: Error| {
             first.lock().get_or_insert(e);
-            halt.set();
-            wake.notify();
+            team.halt();
+            watch.wake.notify();
             wakes.iter().for_each(|w| w.notify());
         };
         threads.in_place_scope(|scope| {
             for (tasks, wake) in others.chunks_mut(per).zip(wakes.iter()) {
-                let (halt, fail) = (&halt, &fail);
+                let (team, fail) = (&team, &fail);
+                let watch = Watch { wake, ..*watch };
                 scope.spawn(move |_| {
-                    if let Err(e) = drive(tasks, limits, group, wake, halt) {
+                    if let Err(e) = drive(tasks, &watch, team) {
                         fail(e);
                     }
                 });
             }
-            if let Err(e) = drive(mine, limits, group, wake, &halt) {
+            if let Err(e) = drive(mine, watch, &team) {
                 fail(e);
             }
         });

@@ -90,7 +90,8 @@ pub(super) fn find(table: &Table, stuck: &Stuck, now: Duration, patience: Durati
     if stuck.doing.is_message() { deadlock(table, stuck).unwrap_or(Verdict::Unknown) } else { Verdict::Unknown }
 }
 
-/// The cycle of waits that begins at this rank, if it comes back to it, or the one that it leads into.
+/// The cycle of waits that begins at this rank, if it comes back to it, or the one that it leads into. A rank that
+/// connects is in none: its peer need not be in a call for that.
 fn deadlock(table: &Table, stuck: &Stuck) -> Option<Verdict> {
     let mut path = vec![(stuck.rank, stuck.doing)];
     let mut next = *stuck.waits.first()?;
@@ -103,6 +104,9 @@ fn deadlock(table: &Table, stuck: &Stuck) -> Option<Verdict> {
         next = *call.waits.first()?;
     };
     let cycle = &path[start..];
+    if cycle.iter().any(|&(_, doing)| doing == Doing::CONNECT) {
+        return None;
+    }
     let mut text = String::from("deadlock, every rank waits for the next: ");
     for (rank, doing) in cycle {
         let _ = write!(text, "rank {rank} in {}, ", doing.name());
@@ -212,6 +216,12 @@ mod tests {
         let Verdict::Deadlock { cycle, text } = find(&t, &stuck(Doing::RECV, &[1]), NOW, PATIENCE) else { panic!() };
         assert_eq!(cycle, [0, 1, 2]);
         assert!(text.ends_with("rank 0 in recv, rank 1 in recv, rank 2 in recv, back to rank 0"), "{text}");
+    }
+
+    #[test]
+    fn a_stream_that_does_not_connect_is_no_deadlock() {
+        let t = table(&[(1, 99, call(Doing::SEND, 1, &[0]))]);
+        assert_eq!(find(&t, &stuck(Doing::CONNECT, &[1]), NOW, PATIENCE), Verdict::Unknown);
     }
 
     #[test]

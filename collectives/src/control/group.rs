@@ -1,8 +1,7 @@
 //! Whether a group lives and what this rank does in it, for those who wait in one of its calls.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use nuvec_transport::{Error, Result, Wake};
 use parking_lot::Mutex;
@@ -12,8 +11,7 @@ use crate::call::Doing;
 /// One group of this process.
 #[derive(Debug, Default)]
 pub(crate) struct GroupState {
-    failed: AtomicBool,
-    error: Mutex<Option<Error>>,
+    failure: OnceLock<Error>,
     wakes: Mutex<Vec<Arc<Wake>>>,
     calls: Mutex<Calls>,
 }
@@ -37,24 +35,20 @@ struct Current {
 impl GroupState {
     /// The failure, if the group has failed.
     pub(crate) fn check(&self) -> Result<()> {
-        if !self.failed.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        self.error.lock().clone().map_or(Ok(()), Err)
+        self.failure.get().map_or(Ok(()), |e| Err(e.clone()))
     }
 
     /// Has `wake` rung when the group fails, or a rank leaves or reports what was asked for.
     pub(crate) fn watch(&self, wake: &Arc<Wake>) {
         self.wakes.lock().push(wake.clone());
-        if self.failed.load(Ordering::Acquire) {
+        if self.failure.get().is_some() {
             wake.notify();
         }
     }
 
     /// Poisons the group unless it is; the failure that counts.
     pub(crate) fn poison(&self, error: Error) -> Error {
-        let first = self.error.lock().get_or_insert(error).clone();
-        self.failed.store(true, Ordering::Release);
+        let first = self.failure.get_or_init(|| error).clone();
         self.ring();
         first
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox, Peer};
+use nuvec_transport::{ControlHandler, Error, GroupId, LinkId, Outbox, Peer};
 
 use super::abort::Abort;
 use super::status::{self, Entry, Message, State as Said};
@@ -26,38 +26,32 @@ impl ControlHandler for Handler {
         let mut state = self.shared.state.lock();
         state.now = now;
         if let Some(abort) = Abort::decode(message) {
-            return self.shared.take(&mut state, abort, Some(link), out);
+            if abort.first.max(abort.reporter) < self.shared.peers.len() as u32 {
+                self.shared.take(&mut state, abort, Some(link), out);
+            }
+            return;
         }
         // Messages of kinds that this version does not know are a newer peer's business.
         match status::decode(message) {
             Some(Message::Status(entries)) => self.learn(&mut state, entries, Some(link), out),
-            Some(Message::Request { asking, number })
-                if asking as usize != self.shared.rank && state.requests.insert(asking, number) != Some(number) =>
-            {
-                state.send(message, Some(link), out);
-                self.report(&mut state, out);
+            Some(Message::Request { asking, number }) if self.shared.is_other(asking) => {
+                let last = state.requests.entry(asking).or_default();
+                if number > *last {
+                    *last = number;
+                    state.send(message, Some(link), out);
+                    self.report(&mut state, out);
+                }
             }
             _ => {}
         }
     }
 
-    fn link_ended(&mut self, link: LinkId, why: &Error, now: Duration, out: &mut Outbox) {
+    fn link_ended(&mut self, link: LinkId, _why: &Error, now: Duration, out: &mut Outbox) {
         let mut state = self.shared.state.lock();
         state.now = now;
         let Some(rank) = state.links.remove(&link) else { return };
-        if !state.formed {
-            let text = format!("left while the ring was forming ({})", why.phrase());
-            let error = Error::new(Kind::PeerClosed, text).with_peer(&self.shared.peer(rank));
-            self.shared.take(&mut state, Abort::new(GroupId::ROOT, self.shared.rank, &error), None, out);
-        }
         let gone = Entry { rank: rank as u32, counter: 0, state: Said::Gone };
         self.learn(&mut state, vec![gone], None, out);
-    }
-
-    fn formed(&mut self, now: Duration, _out: &mut Outbox) {
-        let mut state = self.shared.state.lock();
-        state.now = now;
-        state.formed = true;
     }
 
     fn forming_failed(&mut self, why: &Error, now: Duration, out: &mut Outbox) {
@@ -109,7 +103,7 @@ impl Handler {
 
     /// Takes what another rank said, and passes on what was news. A rank is believed about itself by no one but itself.
     fn learn(&self, state: &mut State, mut entries: Vec<Entry>, from: Option<LinkId>, out: &mut Outbox) {
-        entries.retain(|e| (e.rank as usize) < self.shared.peers.len() && e.rank as usize != self.shared.rank);
+        entries.retain(|e| self.shared.is_other(e.rank));
         let now = state.now;
         let news = state.table.take(entries, now);
         for message in status::encode(&news) {

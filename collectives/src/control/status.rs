@@ -23,6 +23,8 @@ const STATUS: u8 = 2;
 const REQUEST: u8 = 3;
 /// The most ranks that an entry says it waits for. A rank waits for two in a collective, for one in a message.
 const MAX_WAITS: usize = 8;
+/// The most calls of one rank that are told of, or believed.
+const MAX_CALLS: usize = 16;
 
 /// A call that a rank is in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,9 +97,12 @@ impl Table {
             *report = Report { counter: entry.counter, heard: now, calls: Vec::new(), gone: false };
         }
         match &entry.state {
-            State::InCall(call) if !report.calls.iter().any(|c| c.group == call.group) => {
-                report.calls.push(call.clone());
-                true
+            State::InCall(call) => {
+                let news = report.calls.len() < MAX_CALLS && !report.calls.iter().any(|c| c.group == call.group);
+                if news {
+                    report.calls.push(call.clone());
+                }
+                news
             }
             _ => newer,
         }
@@ -119,7 +124,7 @@ pub(super) fn entries(rank: u32, counter: u64, calls: Vec<InCall>) -> Vec<Entry>
     if calls.is_empty() {
         return vec![Entry { rank, counter, state: State::Idle }];
     }
-    calls.into_iter().map(|call| Entry { rank, counter, state: State::InCall(call) }).collect()
+    calls.into_iter().take(MAX_CALLS).map(|call| Entry { rank, counter, state: State::InCall(call) }).collect()
 }
 
 /// The messages that carry `entries`, as many to a message as fit.
@@ -258,6 +263,14 @@ mod tests {
         assert_eq!(table.get(1).unwrap().calls.len(), 2);
         assert_eq!(table.take(entries(1, 3, vec![]), now).len(), 1);
         assert!(table.get(1).unwrap().calls.is_empty());
+    }
+
+    #[test]
+    fn a_report_without_end_is_neither_kept_nor_passed_on() {
+        let mut table = Table::default();
+        let flood = (0..10_000).map(|group| Entry { rank: 1, counter: 2, state: State::InCall(call(group)) });
+        assert_eq!(table.take(flood.collect(), Duration::ZERO).len(), MAX_CALLS);
+        assert_eq!(table.get(1).unwrap().calls.len(), MAX_CALLS);
     }
 
     #[test]

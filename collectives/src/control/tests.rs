@@ -38,7 +38,6 @@ fn up(ranks: &mut [(Control, Box<dyn ControlHandler>)]) {
         let mut out = Outbox::default();
         handler.link_up(RIGHT, &Peer::new((rank + 1) % n, "x"), Duration::ZERO, &mut out);
         handler.link_up(LEFT, &Peer::new((rank + n - 1) % n, "x"), Duration::ZERO, &mut out);
-        handler.formed(Duration::ZERO, &mut out);
         assert!(out.messages.is_empty());
     }
 }
@@ -90,17 +89,24 @@ fn an_abort_that_comes_before_its_group_is_joined_is_not_lost() {
 }
 
 #[test]
-fn a_link_that_ends_is_poison_while_forming_and_not_after() {
-    let why = Error::new(Kind::PeerClosed, "closed the connection");
-    let mut ranks = ring(3);
+fn a_failure_to_form_reaches_every_rank_in_the_transports_words() {
+    let mut ranks = ring(4);
+    up(&mut ranks);
+    let why = Error::new(Kind::PeerClosed, "left before the group had formed: it closed its control link")
+        .with_peer(&Peer::new(1, "host1:1"));
     let mut out = Outbox::default();
-    ranks[0].1.link_up(RIGHT, &Peer::new(1, "x"), Duration::ZERO, &mut out);
-    ranks[0].1.link_up(LEFT, &Peer::new(2, "x"), Duration::ZERO, &mut out);
-    ranks[0].1.link_ended(RIGHT, &why, Duration::ZERO, &mut out);
-    assert_eq!(out.poisoned.len(), 1);
-    assert_eq!(out.poisoned[0].1.peer().map(|p| p.rank), Some(1));
-    assert!(matches!(&out.messages[..], [(LEFT, abort), (LEFT, _gone)] if Abort::decode(abort).is_some()), "{out:?}");
+    ranks[0].1.forming_failed(&why, Duration::ZERO, &mut out);
+    deliver(&mut ranks, 0, out);
+    for rank in [0, 2, 3] {
+        let e = ranks[rank].0.join(GroupId::ROOT).check().expect_err("poisoned");
+        assert_eq!(e.peer().map(|p| p.rank), Some(1), "rank {rank}: {e}");
+        assert!(e.to_string().contains("left before the group had formed"), "{e}");
+    }
+}
 
+#[test]
+fn a_link_that_ends_is_the_end_of_its_rank_and_poisons_nothing() {
+    let why = Error::new(Kind::PeerClosed, "closed the connection");
     let mut ranks = ring(3);
     let group = ranks[0].0.join(GroupId::ROOT);
     up(&mut ranks);

@@ -116,7 +116,6 @@ impl World {
             world.handle(r, |handler, now, out| {
                 handler.link_up(RIGHT, &Peer::new((r + 1) % n, "simulated"), now, out);
                 handler.link_up(LEFT, &Peer::new((r + n - 1) % n, "simulated"), now, out);
-                handler.formed(now, out);
             });
         }
         world
@@ -242,6 +241,7 @@ impl Rank {
         }
         self.calls += 1;
         let call = Call {
+            caller: rank,
             group: GroupId::ROOT,
             sequence: self.calls,
             bytes: 4 * LEN as u64,

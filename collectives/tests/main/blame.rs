@@ -12,7 +12,7 @@ fn sum(group: &Group) -> Result<(), nuvec_transport::Error> {
 }
 
 fn short(n: usize) -> Shape {
-    Shape { timeout: Duration::from_millis(500), ..Shape::new(n, 1) }
+    Shape { timeout: Duration::from_millis(300), ..Shape::new(n, 1) }
 }
 
 #[test]
@@ -22,7 +22,7 @@ fn every_rank_blames_the_one_that_did_not_reach_the_call() {
             let errors = short(n).run(move |group| {
                 sum(group).unwrap();
                 if group.rank() == late {
-                    std::thread::sleep(Duration::from_millis(1500));
+                    std::thread::sleep(Duration::from_millis(900));
                     return None;
                 }
                 Some(sum(group).expect_err("a rank is missing"))
