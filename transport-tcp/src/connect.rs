@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError;
-use nuvec_transport::{ControlHandler, Deadline, Error, Kind, Outbox, Result, RingLinks, Wake};
+use nuvec_transport::{ControlHandler, Deadline, Error, Kind, Result, RingLinks, Wake};
 use parking_lot::Mutex;
 
 use crate::cards::{Card, Cards};
@@ -27,7 +27,7 @@ const GRACE: Duration = Duration::from_secs(3);
 /// Forms a group: listens on this rank's addresses, connects to its neighbours, and returns once every rank is there.
 ///
 /// `nodes` holds the addresses of each rank, equally many for every rank: that many connections join two neighbours.
-/// `handler` is given the control messages, from now on until the fabric is closed.
+/// `handler` is given the control messages, from now on until the fabric is closed; in a group of one rank there are none.
 ///
 /// Blocks for `options.timeout` at the longest (and about a second more to tell the others, when it fails). Only the
 /// neighbours' addresses are dialled or resolved; others are once a stream to them is opened. A group of one rank opens
@@ -46,7 +46,7 @@ pub fn connect(
     let context = Context::new(nodes, rank, options)?;
     let deadline = Deadline::after(options.timeout);
     if context.size == 1 {
-        return alone(context, handler);
+        return alone(context);
     }
     let listeners = Listeners::bind(&context, deadline)?;
     form(context, listeners, deadline, handler)
@@ -68,20 +68,15 @@ pub fn connect_with_listeners(
     let context = Context::new(nodes, rank, options)?;
     let deadline = Deadline::after(options.timeout);
     if context.size == 1 {
-        return alone(context, handler);
+        return alone(context);
     }
     let listeners = Listeners::adopt(&context, listeners)?;
     form(context, listeners, deadline, handler)
 }
 
 /// A group of one rank.
-fn alone(context: Context, mut handler: Box<dyn ControlHandler>) -> Result<TcpFabric> {
+fn alone(context: Context) -> Result<TcpFabric> {
     let cards = Cards::new(1, Card::own(&context, nonce(&context)?));
-    let mut out = Outbox::default();
-    handler.formed(Duration::ZERO, &mut out);
-    if let Some((_, error)) = out.poisoned.into_iter().next() {
-        return Err(error);
-    }
     Ok(TcpFabric {
         streams: Arc::new(Streams::new(context.connections)),
         rings: Arc::new(Rings::new(context.connections)),

@@ -105,11 +105,6 @@ impl Control {
         self.call(now, |handler, now, out| handler.link_ended(link_id(index), why, now, out));
     }
 
-    /// Tells the handler that forming is over.
-    pub(crate) fn tell_formed(&mut self, now: Instant) {
-        self.call(now, |handler, now, out| handler.formed(now, out));
-    }
-
     /// Tells the handler that forming failed.
     pub(crate) fn tell_failed(&mut self, why: &Error, now: Instant) {
         self.call(now, |handler, now, out| handler.forming_failed(why, now, out));

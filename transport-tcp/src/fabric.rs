@@ -255,7 +255,6 @@ mod tests {
         fn link_ended(&mut self, _: LinkId, _: &Error, _: Duration, _: &mut Outbox) {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
-        fn formed(&mut self, _: Duration, _: &mut Outbox) {}
         fn forming_failed(&mut self, _: &Error, _: Duration, _: &mut Outbox) {}
         fn tick(&mut self, _: Duration, _: &mut Outbox) {}
         fn tick_interval(&self) -> Duration {

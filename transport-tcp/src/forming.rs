@@ -15,14 +15,12 @@ pub(crate) struct Forming {
     pub(crate) cards: Cards,
     right: Vec<Option<TcpChannel>>,
     left: Vec<Option<TcpChannel>>,
-    /// Links that ended after they had served: their handler hears of it once the group has formed.
-    pub(crate) deferred: Vec<(usize, Error)>,
 }
 
 impl Forming {
     pub(crate) fn new(context: &Context, cards: Cards, deadline: Instant) -> Self {
         let none = || (0..context.connections).map(|_| None).collect();
-        Self { deadline, cards, right: none(), left: none(), deferred: Vec::new() }
+        Self { deadline, cards, right: none(), left: none() }
     }
 
     /// Takes a ring connection that this rank dialled.

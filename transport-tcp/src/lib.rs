@@ -31,7 +31,6 @@
 //!     fn link_up(&mut self, _: LinkId, _: &Peer, _: Duration, _: &mut Outbox) {}
 //!     fn message(&mut self, _: LinkId, _: &[u8], _: Duration, _: &mut Outbox) {}
 //!     fn link_ended(&mut self, _: LinkId, _: &Error, _: Duration, _: &mut Outbox) {}
-//!     fn formed(&mut self, _: Duration, _: &mut Outbox) {}
 //!     fn forming_failed(&mut self, _: &Error, _: Duration, _: &mut Outbox) {}
 //!     fn tick(&mut self, _: Duration, _: &mut Outbox) {}
 //!     fn tick_interval(&self) -> Duration {

@@ -41,10 +41,9 @@ pub trait ControlHandler: Send {
     fn link_up(&mut self, link: LinkId, peer: &Peer, now: Duration, out: &mut Outbox);
     /// A message arrived on a link. It comes from another process: any bytes are possible.
     fn message(&mut self, link: LinkId, message: &[u8], now: Duration, out: &mut Outbox);
-    /// A link ended: closed, reset, or unusable. It does not come back.
+    /// A link ended: closed, reset, or unusable. It does not come back. While the group forms, whether that is a failure
+    /// is the transport's to say, with [`forming_failed`](ControlHandler::forming_failed).
     fn link_ended(&mut self, link: LinkId, why: &Error, now: Duration, out: &mut Outbox);
-    /// All ranks are there: forming is over.
-    fn formed(&mut self, now: Duration, out: &mut Outbox);
     /// Forming failed on this rank: tell the others why. (`why` names the rank to blame, where one is.)
     fn forming_failed(&mut self, why: &Error, now: Duration, out: &mut Outbox);
     /// Called after [`Fabric::kick`], and at least once per [`tick_interval`](ControlHandler::tick_interval).

@@ -11,8 +11,8 @@
 //! here: sockets, queue pairs, data types, reductions, environment variables. The only system calls are poll(2) and the
 //! wake pipe's.
 //!
-//! With the feature `testing` there are also in-memory channels and fabrics ([`memory`]) and the suite that every
-//! channel kind must pass ([`conformance`]).
+//! With the feature `testing` there are also in-memory channels and fabrics (`memory`) and the suite that every channel
+//! kind must pass (`conformance`).
 //!
 //! ```
 //! # #[cfg(feature = "testing")] {

@@ -248,9 +248,6 @@ pub fn network(
             handler.link_up(LEFT, &peer_of((rank + n - 1) % n), now, out);
         });
     }
-    for rank in 0..n {
-        network.call(rank, |handler, now, out| handler.formed(now, out));
-    }
     (0..n).map(|rank| MemoryFabric { network: network.clone(), rank }).collect()
 }
 

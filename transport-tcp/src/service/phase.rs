@@ -73,17 +73,15 @@ impl Service {
         for (link, why) in ended {
             let why = why.with_rank(self.context.rank);
             step!(self.context.options.verbose, "{why}");
-            match &mut self.phase {
-                // A neighbour that needs nothing more of us may have formed, worked and left already.
-                Phase::Forming(forming) if forming.complete() => forming.deferred.push((link, why)),
-                Phase::Forming(_) => {
-                    self.control.tell_ended(link, &why, now);
-                    let refused = self.refusals.text().map(|text| format!("; {text}")).unwrap_or_default();
-                    let what = format!("left before the group had formed: it {}{refused}", why.what());
-                    let error = Error::new(why.kind(), what);
-                    self.fail(why.peer().map_or(error.clone(), |peer| error.with_peer(peer)), now);
-                }
-                Phase::Settling { .. } | Phase::Formed => self.control.tell_ended(link, &why, now),
+            self.control.tell_ended(link, &why, now);
+            // A neighbour that needs nothing more of us may have formed, worked and left already.
+            if let Phase::Forming(forming) = &self.phase
+                && !forming.complete()
+            {
+                let refused = self.refusals.text().map(|text| format!("; {text}")).unwrap_or_default();
+                let what = format!("left before the group had formed: it {}{refused}", why.what());
+                let error = Error::new(why.kind(), what);
+                self.fail(why.peer().map_or(error.clone(), |peer| error.with_peer(peer)), now);
             }
         }
     }
@@ -104,7 +102,7 @@ impl Service {
             [TO_RIGHT, FROM_LEFT].into_iter().for_each(|link| self.control.send(link, FrameKind::Ready, &word));
         }
         match &mut self.phase {
-            Phase::Forming(forming) if forming.complete() => self.settle(now),
+            Phase::Forming(forming) if forming.complete() => self.settle(),
             Phase::Forming(forming) if now >= forming.deadline => {
                 let unreached = self.dials.unreached(Purpose::is_to_right, now);
                 let error = forming.timed_out(&self.context, &self.control, unreached, &self.refusals, now);
@@ -116,15 +114,10 @@ impl Service {
     }
 
     /// Everything is there.
-    fn settle(&mut self, now: Instant) {
+    fn settle(&mut self) {
         let Phase::Forming(forming) = &mut self.phase else { return };
         let (summary, ring, deadline) = (forming.cards.summary(), forming.ring(), forming.deadline);
-        let deferred = std::mem::take(&mut forming.deferred);
         self.session = summary.session;
-        self.control.tell_formed(now);
-        for (link, why) in deferred {
-            self.control.tell_ended(link, &why, now);
-        }
         let formed = Box::new(Formed { summary, ring });
         self.phase = Phase::Settling { targets: self.control.targets(), deadline, formed };
         self.control.write();

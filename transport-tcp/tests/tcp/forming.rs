@@ -23,7 +23,7 @@ fn every_connection_of_every_size_of_group_leads_where_it_should() {
                 up.sort();
                 let (right, left) = ((rank + 1) % size, (rank + size - 1) % size);
                 assert_eq!(up, [(LinkId(0), right), (LinkId(1), left)]);
-                assert_eq!((told.formed, told.failed.len()), (1, 0));
+                assert!(told.failed.is_empty());
             }
         }
     }
@@ -49,14 +49,12 @@ fn ranks_with_one_key_form() {
 #[test]
 fn a_group_of_one_is_there_at_once_and_has_no_peers() {
     let nodes = [vec![Address::new("192.0.2.1", 5000), Address::new("no such host", 5001)]];
-    let notes = Notes::default();
-    let fabric = connect(&nodes, 0, &Options::default(), Box::new(notes.clone())).unwrap();
+    let fabric = connect(&nodes, 0, &Options::default(), Box::new(Notes::default())).unwrap();
     assert_eq!((fabric.rank(), fabric.size(), fabric.connections()), (0, 1, 2));
     assert!(fabric.min_cores() >= 1 && fabric.flush_control(soon()));
     let ring = fabric.ring().unwrap();
     assert!(ring.right.is_empty() && ring.left.is_empty());
     assert_eq!(fabric.ring().unwrap_err().kind(), Kind::Misuse);
-    assert_eq!(notes.told.lock().unwrap().formed, 1);
 }
 
 #[test]

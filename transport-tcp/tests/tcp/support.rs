@@ -18,7 +18,6 @@ pub(crate) struct Told {
     pub(crate) up: Vec<(LinkId, usize)>,
     pub(crate) messages: Vec<(LinkId, Vec<u8>)>,
     pub(crate) ended: Vec<(LinkId, String)>,
-    pub(crate) formed: usize,
     pub(crate) failed: Vec<String>,
     pub(crate) ticks: usize,
     /// What the next call sends.
@@ -66,10 +65,6 @@ impl ControlHandler for Notes {
 
     fn link_ended(&mut self, link: LinkId, why: &Error, _: Duration, out: &mut Outbox) {
         self.note(out, |told| told.ended.push((link, why.to_string())));
-    }
-
-    fn formed(&mut self, _: Duration, out: &mut Outbox) {
-        self.note(out, |told| told.formed += 1);
     }
 
     fn forming_failed(&mut self, why: &Error, _: Duration, out: &mut Outbox) {
