@@ -15,9 +15,13 @@ pub(crate) fn environment(e: launch_env::Error) -> Error {
     }
 }
 
-/// An error of a transport or a collective.
+/// An error of a transport or a collective. Neither knows a variable, so what sets the time-out is said here, also where a
+/// group repeats that it failed by one.
 pub(crate) fn transport(e: nuvec_transport::Error) -> Error {
-    let text = format!("distributed: {e}");
+    let mut text = format!("distributed: {e}");
+    if e.cause().unwrap_or(&e).kind() == Kind::TimedOut {
+        text += " (the time-out is NUVEC_DISTRIBUTED_TIMEOUT, or Options::timeout)";
+    }
     match e.kind() {
         Kind::Misuse | Kind::Unsupported | Kind::Closed => Error::InvalidArgument(text),
         _ => Error::Io(text),
@@ -58,7 +62,43 @@ pub(crate) fn reduction(op: AllReduce) -> nuvec_core::Result<Reduction> {
 
 #[cfg(test)]
 mod tests {
+    use nuvec_transport::Peer;
+
     use super::*;
+
+    #[test]
+    fn a_time_out_says_in_its_one_line_what_sets_it_and_so_does_the_group_that_repeats_it() {
+        let first = nuvec_transport::Error::new(Kind::TimedOut, "sent nothing for 30 s")
+            .with_peer(&Peer::new(1, "10.0.0.2:5000"))
+            .with_advice("raise the time-out if it is only slow");
+        for e in [nuvec_transport::Error::poisoned(&first), first] {
+            let e = transport(e);
+            assert!(matches!(e, Error::Io(_)), "{e:?}");
+            let line = e.to_string();
+            let end = "raise the time-out if it is only slow (the time-out is NUVEC_DISTRIBUTED_TIMEOUT, or Options::timeout)";
+            assert!(line.ends_with(end) && line.contains("rank 1 (10.0.0.2:5000)") && !line.contains('\n'), "{line}");
+        }
+    }
+
+    #[test]
+    fn no_other_failure_speaks_of_the_time_out() {
+        for kind in [Kind::PeerClosed, Kind::Reset, Kind::Mismatch, Kind::Misuse, Kind::Closed, Kind::Io] {
+            let first = nuvec_transport::Error::new(kind, "did it");
+            for e in [nuvec_transport::Error::poisoned(&first), first] {
+                assert!(!transport(e).to_string().contains("TIMEOUT"), "{kind:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_caller_did_wrong_is_a_wrong_argument_and_what_failed_is_io() {
+        for kind in [Kind::Misuse, Kind::Unsupported, Kind::Closed] {
+            assert!(matches!(transport(nuvec_transport::Error::new(kind, "x")), Error::InvalidArgument(_)), "{kind:?}");
+        }
+        for kind in [Kind::PeerClosed, Kind::Reset, Kind::TimedOut, Kind::Mismatch, Kind::Exhausted, Kind::Poisoned] {
+            assert!(matches!(transport(nuvec_transport::Error::new(kind, "x")), Error::Io(_)), "{kind:?}");
+        }
+    }
 
     #[test]
     fn dtypes_keep_their_size_and_name() {
