@@ -15,13 +15,13 @@ const MAX_HOST_BYTES: usize = 255;
 /// The host is an IPv4 address, a name, or an IPv6 address in brackets, there with the interface's name or number after
 /// `%` where the address needs one (link-local). Whether a name exists is for whoever resolves it.
 ///
-/// Two addresses are `==` if they are written alike; [`Address::is_same_endpoint`] compares what they mean.
+/// Two addresses are `==` if they are written alike.
 ///
 /// ```
 /// use nuvec_launch_env::Address;
 ///
 /// let address: Address = "[fe80::1%en5]:5000".parse()?;
-/// assert_eq!((address.host(), address.scope(), address.port()), ("fe80::1%en5", Some("en5"), 5000));
+/// assert_eq!((address.host(), address.port()), ("fe80::1%en5", 5000));
 /// assert_eq!(address.to_string(), "[fe80::1%en5]:5000");
 /// assert!("fe80::1:5000".parse::<Address>().is_err());
 /// # Ok::<(), nuvec_launch_env::AddressError>(())
@@ -30,8 +30,6 @@ const MAX_HOST_BYTES: usize = 255;
 pub struct Address {
     text: String,
     host: Range<usize>,
-    scope: Option<Range<usize>>,
-    ip: Option<IpAddr>,
     port: u16,
 }
 
@@ -41,42 +39,28 @@ impl Address {
         &self.text[self.host.clone()]
     }
 
-    /// The interface after `%`, by name or by number, if one was given.
-    pub fn scope(&self) -> Option<&str> {
-        self.scope.clone().map(|scope| &self.text[scope])
-    }
-
-    /// The host as an IP address (without its scope), if it is one and no name.
-    pub fn ip(&self) -> Option<IpAddr> {
-        self.ip
-    }
-
     /// The port, 1 to 65535.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Whether both mean the same endpoint as far as that shows without resolving names: IP addresses are compared as
-    /// addresses (`[::1]:5` is `[0:0::1]:5`, and an IPv4-mapped IPv6 address is the IPv4 one), names without regard to
-    /// ASCII case.
-    pub fn is_same_endpoint(&self, other: &Address) -> bool {
-        self.endpoint() == other.endpoint()
-    }
-
+    /// What the address means as far as that shows without resolving names: IP addresses are compared as addresses
+    /// (`[::1]:5` is `[0:0::1]:5`, and an IPv4-mapped IPv6 address is the IPv4 one), names without regard to ASCII case.
     pub(crate) fn endpoint(&self) -> Endpoint {
-        let host = match self.ip {
-            Some(ip) => Host::Ip(ip.to_canonical(), self.scope().map(str::to_owned)),
-            None => Host::Name(self.host().to_ascii_lowercase()),
+        let (host, scope) = split_scope(self.host());
+        let host = match host.parse::<IpAddr>() {
+            Ok(ip) => Host::Ip(ip.to_canonical(), scope.map(str::to_owned)),
+            Err(_) => Host::Name(self.host().to_ascii_lowercase()),
         };
         Endpoint(host, self.port)
     }
 }
 
-/// What [`Address::is_same_endpoint`] compares; hashable, so that many addresses are compared in one pass.
-#[derive(PartialEq, Eq, Hash)]
+/// See [`Address::endpoint`]; hashable, so that many addresses are compared in one pass.
+#[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint(Host, u16);
 
-#[derive(PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq, Hash)]
 enum Host {
     Ip(IpAddr, Option<String>),
     Name(String),
@@ -123,22 +107,22 @@ fn parse(text: &str) -> Result<Address, AddressFault> {
     if host.len() > MAX_HOST_BYTES {
         return Err(AddressFault::LongHost);
     }
-    let (ip, scope) = match bracketed {
-        true => parse_v6(&text[host.clone()])?,
-        false => (parse_v4_or_name(&text[host.clone()])?, None),
-    };
-    let scope = scope.map(|length| host.end - length..host.end);
+    match bracketed {
+        true => check_v6(&text[host.clone()])?,
+        false => check_v4_or_name(&text[host.clone()])?,
+    }
     let port = parse_port(port)?;
-    Ok(Address { text: text.to_owned(), host, scope, ip, port })
+    Ok(Address { text: text.to_owned(), host, port })
 }
 
-/// The address, and how many bytes at the end of `host` are its scope.
-fn parse_v6(host: &str) -> Result<(Option<IpAddr>, Option<usize>), AddressFault> {
-    let (ip, scope) = match host.split_once('%') {
-        Some((ip, scope)) => (ip, Some(scope)),
-        None => (host, None),
-    };
-    let ip: Ipv6Addr = ip.parse().map_err(|_| AddressFault::BadIpv6)?;
+/// The host without its scope, and the scope: the interface after `%`, by name or by number.
+fn split_scope(host: &str) -> (&str, Option<&str>) {
+    host.split_once('%').map_or((host, None), |(ip, scope)| (ip, Some(scope)))
+}
+
+fn check_v6(host: &str) -> Result<(), AddressFault> {
+    let (ip, scope) = split_scope(host);
+    ip.parse::<Ipv6Addr>().map_err(|_| AddressFault::BadIpv6)?;
     if let Some(scope) = scope {
         // What Linux allows in an interface's name (dev_valid_name), less the characters that mean something here.
         let allowed = |c: char| !c.is_whitespace() && !c.is_control() && !"/%[]:".contains(c);
@@ -146,12 +130,12 @@ fn parse_v6(host: &str) -> Result<(Option<IpAddr>, Option<usize>), AddressFault>
             return Err(AddressFault::BadScope);
         }
     }
-    Ok((Some(IpAddr::V6(ip)), scope.map(str::len)))
+    Ok(())
 }
 
-fn parse_v4_or_name(host: &str) -> Result<Option<IpAddr>, AddressFault> {
-    if let Ok(ip) = host.parse::<Ipv4Addr>() {
-        return Ok(Some(IpAddr::V4(ip)));
+fn check_v4_or_name(host: &str) -> Result<(), AddressFault> {
+    if host.parse::<Ipv4Addr>().is_ok() {
+        return Ok(());
     }
     // Resolvers read "10.1" as 10.0.0.1 and "010.0.0.1" as 8.0.0.1: nobody means that in a hostfile.
     if host.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
@@ -160,7 +144,7 @@ fn parse_v4_or_name(host: &str) -> Result<Option<IpAddr>, AddressFault> {
     let allowed = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     match host.chars().find(|c| !allowed(*c)) {
         Some(character) => Err(AddressFault::BadName { character }),
-        None => Ok(None),
+        None => Ok(()),
     }
 }
 
@@ -190,11 +174,6 @@ impl AddressError {
     /// What is wrong.
     pub fn fault(&self) -> AddressFault {
         self.fault
-    }
-
-    /// The text, cut to a length that fits in a message.
-    pub fn value(&self) -> &Excerpt {
-        &self.value
     }
 }
 
@@ -270,10 +249,10 @@ impl AddressFault {
 mod tests {
     use super::*;
 
-    fn check(text: &str, expected: Result<(&str, Option<&str>, u16), AddressFault>) {
+    fn check(text: &str, expected: Result<(&str, u16), AddressFault>) {
         match (text.parse::<Address>(), expected) {
             (Ok(address), Ok(expected)) => {
-                assert_eq!((address.host(), address.scope(), address.port()), expected, "{text:?}");
+                assert_eq!((address.host(), address.port()), expected, "{text:?}");
                 assert_eq!(address.to_string(), text, "an address prints as it was written");
             }
             (Err(error), Err(expected)) => assert_eq!(error.fault(), expected, "{text:?}"),
@@ -283,17 +262,17 @@ mod tests {
 
     #[test]
     fn every_form_of_host_is_taken_apart() {
-        check("10.0.0.1:5000", Ok(("10.0.0.1", None, 5000)));
-        check("0.0.0.0:1", Ok(("0.0.0.0", None, 1)));
-        check("localhost:65535", Ok(("localhost", None, 65535)));
-        check("Mac_2.local.:05000", Ok(("Mac_2.local.", None, 5000)));
-        check("münchen.example:5000", Ok(("münchen.example", None, 5000)));
-        check("1st:5000", Ok(("1st", None, 5000)));
-        check("[::1]:5000", Ok(("::1", None, 5000)));
-        check("[::ffff:10.0.0.1]:5000", Ok(("::ffff:10.0.0.1", None, 5000)));
-        check("[fe80::1%eth0]:5000", Ok(("fe80::1%eth0", Some("eth0"), 5000)));
-        check("[fe80::1%en5.20@x]:5000", Ok(("fe80::1%en5.20@x", Some("en5.20@x"), 5000)));
-        check("[FE80::1%12]:5000", Ok(("FE80::1%12", Some("12"), 5000)));
+        check("10.0.0.1:5000", Ok(("10.0.0.1", 5000)));
+        check("0.0.0.0:1", Ok(("0.0.0.0", 1)));
+        check("localhost:65535", Ok(("localhost", 65535)));
+        check("Mac_2.local.:05000", Ok(("Mac_2.local.", 5000)));
+        check("münchen.example:5000", Ok(("münchen.example", 5000)));
+        check("1st:5000", Ok(("1st", 5000)));
+        check("[::1]:5000", Ok(("::1", 5000)));
+        check("[::ffff:10.0.0.1]:5000", Ok(("::ffff:10.0.0.1", 5000)));
+        check("[fe80::1%eth0]:5000", Ok(("fe80::1%eth0", 5000)));
+        check("[fe80::1%en5.20@x]:5000", Ok(("fe80::1%en5.20@x", 5000)));
+        check("[FE80::1%12]:5000", Ok(("FE80::1%12", 5000)));
     }
 
     #[test]
@@ -350,7 +329,7 @@ mod tests {
     fn endpoints_are_compared_by_meaning() {
         let check = |a: &str, b: &str, expected: bool| {
             let (a, b): (Address, Address) = (a.parse().unwrap(), b.parse().unwrap());
-            assert_eq!(a.is_same_endpoint(&b), expected, "{a} and {b}");
+            assert_eq!(a.endpoint() == b.endpoint(), expected, "{a} and {b}");
         };
         check("[::1]:5", "[0:0::1]:5", true);
         check("[fe80::A%en5]:5", "[fe80::a%en5]:05", true);
@@ -358,6 +337,7 @@ mod tests {
         check("Mac.Local:5", "mac.local:5", true);
         check("mac.local:5", "mac.local:6", false);
         check("mac.local:5", "mac:5", false);
+        check("[fe80::1%en5]:5", "[fe80::1%EN5]:5", false);
         check("[fe80::1%en5]:5", "[fe80::1%en6]:5", false);
         check("[fe80::1%en5]:5", "[fe80::1]:5", false);
         check("0.0.0.0:5", "127.0.0.1:5", false);

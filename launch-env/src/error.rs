@@ -291,12 +291,6 @@ pub enum ErrorKind {
     /// A device's name is empty.
     #[error("has an empty name: expected {}", Shape::Device)]
     EmptyDevice,
-    /// The devices form no mesh.
-    #[error("{0} in a mesh")]
-    NotMesh(DeviceFault),
-    /// The devices form no ring.
-    #[error("{0} in a ring")]
-    NotRing(DeviceFault),
     /// The devices form neither a mesh nor a ring.
     #[error(
         "is no mesh, since row {}, column {} {mesh}; and no ring, since row {}, column {} {ring}",
@@ -389,11 +383,6 @@ impl Excerpt {
     pub(crate) fn new(text: &str) -> Self {
         let end = text.char_indices().nth(Self::MAX_CHARS).map_or(text.len(), |(at, _)| at);
         Self { text: text[..end].to_owned(), whole: text.len() }
-    }
-
-    /// The value, or its beginning, unescaped.
-    pub fn text(&self) -> &str {
-        &self.text
     }
 }
 

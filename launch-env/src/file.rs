@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::{Error, ErrorKind, Excerpt, Origin, Shape, Spot};
+use crate::vars;
 
 /// The largest hostfile or device file that is read, in bytes (16 MiB). One for 10,000 ranks is a tenth of it.
 pub const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -23,7 +24,7 @@ pub(crate) enum Content {
 /// The path that `variable` has. An empty one is an error.
 pub(crate) fn path(variable: &'static str, value: OsString, expected: &'static str) -> Result<PathBuf, Error> {
     if value.is_empty() {
-        return Err(Error::new(Origin::Variable(variable), Spot::Whole, ErrorKind::EmptyVariable { expected }));
+        return Err(vars::empty(variable, expected));
     }
     Ok(PathBuf::from(value))
 }

@@ -53,7 +53,7 @@ impl Jaccl {
     /// # Errors
     ///
     /// One of the device file, the coordinator and the rank is missing while another is set, or breaks a rule.
-    pub fn read(vars: &dyn Vars) -> Result<Option<Self>, Error> {
+    pub(crate) fn read(vars: &dyn Vars) -> Result<Option<Self>, Error> {
         let devices = vars::first_set(vars, &DEVICES);
         let coordinator = vars::first_set(vars, &COORDINATOR);
         let rank = vars::first_set(vars, &RANK);
@@ -72,9 +72,9 @@ impl Jaccl {
             return Err(Error::new(Origin::Variable(begun), Spot::Whole, kind));
         };
 
-        let coordinator =
-            parse_coordinator(Origin::Variable(coordinator.0), vars::text(coordinator.0, coordinator.1.clone())?)?;
-        let rank_text = rank::text(rank.0, rank.1.clone())?;
+        let text = vars::trimmed(coordinator.0, coordinator.1.clone(), "the \"host:port\" of rank 0")?;
+        let coordinator = parse_coordinator(Origin::Variable(coordinator.0), &text)?;
+        let rank_text = vars::trimmed(rank.0, rank.1.clone(), rank::EXPECTED)?;
         let path = file::path(devices.0, devices.1.clone(), "the path of a device file")?;
         let origin = Origin::File { variable: devices.0, path: path.clone() };
         let matrix = match file::read(&origin, &path, Shape::Matrix)? {
@@ -102,7 +102,7 @@ impl Jaccl {
         coordinator: &str,
         prefer_ring: bool,
     ) -> Result<Self, Error> {
-        let coordinator = parse_coordinator(Origin::Argument("coordinator"), coordinator.to_owned())?;
+        let coordinator = parse_coordinator(Origin::Argument("coordinator"), coordinator)?;
         let origin = Origin::Argument("devices");
         check_matrix(&origin, &devices)?;
         if rank >= devices.len() {
@@ -112,11 +112,6 @@ impl Jaccl {
         let jaccl = Self { rank, devices, coordinator, prefer_ring, origin };
         jaccl.topology()?;
         Ok(jaccl)
-    }
-
-    /// This process's rank.
-    pub fn rank(&self) -> usize {
-        self.rank
     }
 
     /// The number of ranks. A group of one opens no device.
@@ -143,29 +138,6 @@ impl Jaccl {
         }
     }
 
-    /// Whether the devices form a mesh: none exactly on the diagonal.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::NotMesh`] for the first cell, row by row, that says otherwise.
-    pub fn is_valid_mesh(&self) -> Result<(), Error> {
-        self.mesh_fault().map_or(Ok(()), |(at, fault)| Err(self.at(at, ErrorKind::NotMesh(fault))))
-    }
-
-    /// Whether the devices form a ring: every rank has equally many, at least one, to its left and to its right. What
-    /// leads elsewhere does not matter. A ring of one rank has no device.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::NotRing`] for the first cell, row by row, that says otherwise.
-    pub fn is_valid_ring(&self) -> Result<(), Error> {
-        self.ring_fault().map_or(Ok(()), |(at, fault)| Err(self.at(at, ErrorKind::NotRing(fault))))
-    }
-
-    fn at(&self, (row, column): (usize, usize), kind: ErrorKind) -> Error {
-        Error::new(self.origin.clone(), Spot::Cell { row, column }, kind)
-    }
-
     /// All cells, row by row, with the number of devices in each.
     fn cells(&self) -> impl Iterator<Item = ((usize, usize), usize)> {
         self.devices
@@ -174,6 +146,7 @@ impl Jaccl {
             .flat_map(|(row, cells)| cells.iter().enumerate().map(move |(column, names)| ((row, column), names.len())))
     }
 
+    /// The first cell that a mesh forbids, which has devices everywhere but on the diagonal.
     fn mesh_fault(&self) -> Option<((usize, usize), DeviceFault)> {
         self.cells().find_map(|((row, column), count)| match (row == column, count) {
             (true, 1..) => Some(((row, column), DeviceFault::OnDiagonal)),
@@ -182,6 +155,8 @@ impl Jaccl {
         })
     }
 
+    /// The first cell that a ring forbids: every rank has equally many devices, at least one, to its left and to its
+    /// right. What leads elsewhere does not matter. A ring of one rank has no device.
     fn ring_fault(&self) -> Option<((usize, usize), DeviceFault)> {
         let size = self.size();
         if size < 2 {
@@ -197,15 +172,8 @@ impl Jaccl {
     }
 }
 
-fn parse_coordinator(origin: Origin, text: String) -> Result<Address, Error> {
-    let kind = match text.trim_ascii() {
-        "" => ErrorKind::EmptyVariable { expected: "the \"host:port\" of rank 0" },
-        text => match text.parse() {
-            Ok(address) => return Ok(address),
-            Err(error) => ErrorKind::Address(error),
-        },
-    };
-    Err(Error::new(origin, Spot::Whole, kind))
+fn parse_coordinator(origin: Origin, text: &str) -> Result<Address, Error> {
+    text.parse().map_err(|error| Error::new(origin, Spot::Whole, ErrorKind::Address(error)))
 }
 
 /// The names in a device file's JSON.

@@ -20,7 +20,7 @@
 //! let launch = nuvec_launch_env::read(&vars)?;
 //!
 //! let ring = launch.ring.expect("MLX_HOSTFILE and MLX_RANK are set");
-//! assert_eq!((ring.rank(), ring.size(), ring.connections()), (2, 3, 1));
+//! assert_eq!((ring.rank, ring.size(), ring.connections()), (2, 3, 1));
 //! assert_eq!(ring.nodes[2][0].host(), "fe80::1%en5");
 //! assert_eq!(launch.settings.timeout, Some(std::time::Duration::from_millis(2500)));
 //!
@@ -100,9 +100,6 @@ impl LaunchEnv {
 }
 
 /// Reads the whole launch environment: the ring, JACCL and the settings.
-///
-/// Use [`Ring::read`], [`Jaccl::read`] or [`Settings::read`] where only one of them matters and the others may be
-/// wrong.
 ///
 /// # Errors
 ///

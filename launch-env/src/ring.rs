@@ -6,7 +6,7 @@ use crate::address::Address;
 use crate::error::{Error, ErrorKind, Excerpt, Origin, Shape, Spot};
 use crate::file::{self, Content};
 use crate::rank::{self, MLX_RANK};
-use crate::vars::Vars;
+use crate::vars::{self, Vars};
 
 const MLX_HOSTFILE: &str = "MLX_HOSTFILE";
 
@@ -36,7 +36,7 @@ impl Ring {
     /// # Errors
     ///
     /// `MLX_RANK` is missing or no rank of the ring, the file cannot be read, or what it holds breaks a rule.
-    pub fn read(vars: &dyn Vars) -> Result<Option<Self>, Error> {
+    pub(crate) fn read(vars: &dyn Vars) -> Result<Option<Self>, Error> {
         let Some(path) = vars.get(MLX_HOSTFILE) else { return Ok(None) };
         let Some(rank) = vars.get(MLX_RANK) else {
             let kind = ErrorKind::Incomplete { missing: vec![MLX_RANK] };
@@ -44,7 +44,7 @@ impl Ring {
         };
         let path = file::path(MLX_HOSTFILE, path, "the path of a hostfile")?;
         let origin = Origin::File { variable: MLX_HOSTFILE, path: path.clone() };
-        let rank = rank::text(MLX_RANK, rank)?;
+        let rank = vars::trimmed(MLX_RANK, rank, rank::EXPECTED)?;
         let bad_rank = |kind| Error::new(Origin::Variable(MLX_RANK), Spot::Whole, kind);
         let nodes = match file::read(&origin, &path, Shape::Hostfile)? {
             Content::Blank => {
@@ -65,11 +65,6 @@ impl Ring {
         Ok(ring)
     }
 
-    /// This process's rank.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
     /// The number of ranks.
     pub fn size(&self) -> usize {
         self.nodes.len()
@@ -81,19 +76,9 @@ impl Ring {
         self.nodes.first().map_or(0, Vec::len)
     }
 
-    /// The neighbour that dials this rank: its left. It is this rank itself in a ring of one.
-    pub fn left(&self) -> usize {
-        (self.rank + self.size().max(1) - 1) % self.size().max(1)
-    }
-
-    /// The neighbour that this rank dials: its right. It is the left too in a ring of two, and this rank itself in a
-    /// ring of one.
-    pub fn right(&self) -> usize {
-        (self.rank + 1) % self.size().max(1)
-    }
-
     fn refuse_duplicates(&self, origin: &Origin) -> Result<(), Error> {
-        let mut ranks = vec![self.left(), self.rank, self.right()];
+        let (rank, size) = (self.rank, self.size());
+        let mut ranks = vec![(rank + size - 1) % size, rank, (rank + 1) % size];
         ranks.sort_unstable();
         ranks.dedup();
         let mut seen = HashMap::new();

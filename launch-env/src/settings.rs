@@ -1,9 +1,7 @@
 //! This project's own settings in the environment, none of which is needed for a launch.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStringExt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use zeroize::Zeroizing;
@@ -54,11 +52,11 @@ impl Settings {
     /// # Errors
     ///
     /// A variable is set to what it cannot be; the error shows the value (the key's excepted) and what it can be.
-    pub fn read(vars: &dyn Vars) -> Result<Self, Error> {
+    pub(crate) fn read(vars: &dyn Vars) -> Result<Self, Error> {
         Ok(Self {
             timeout: parse(vars, TIMEOUT, "seconds, more than 0", parse_timeout)?,
             key: read_key(vars)?,
-            wire: parse(vars, WIRE, "\"native\" or \"mlx\"", str::parse)?,
+            wire: parse(vars, WIRE, "\"native\" or \"mlx\"", parse_wire)?,
             name: vars.get(NAME).map(|name| vars::text(NAME, name)).transpose()?.filter(|name| !name.is_empty()),
             spin: parse(vars, SPIN, "whole microseconds, or 0 for never", parse_spin)?,
             verbose: vars.get(VERBOSE).is_some(),
@@ -74,12 +72,8 @@ fn parse<T>(
     parse: impl Fn(&str) -> Result<T, ErrorKind>,
 ) -> Result<Option<T>, Error> {
     let Some(value) = vars.get(name) else { return Ok(None) };
-    let text = vars::text(name, value)?;
-    let parsed = match text.trim_ascii() {
-        "" => Err(ErrorKind::EmptyVariable { expected }),
-        text => parse(text),
-    };
-    parsed.map(Some).map_err(|kind| Error::new(Origin::Variable(name), Spot::Whole, kind))
+    let text = vars::trimmed(name, value, expected)?;
+    parse(&text).map(Some).map_err(|kind| Error::new(Origin::Variable(name), Spot::Whole, kind))
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, ErrorKind> {
@@ -100,30 +94,38 @@ fn parse_spin(text: &str) -> Result<Duration, ErrorKind> {
     }
 }
 
-fn read_key(vars: &dyn Vars) -> Result<Option<Key>, Error> {
-    let Some(value) = vars.get(KEY) else { return Ok(None) };
-    let key = Key::new(value);
-    let fault = match key.as_bytes().len() {
-        0 => ErrorKind::EmptyVariable { expected: "a key of at least 16 bytes (use 32 random ones)" },
-        1..MIN_KEY_BYTES => ErrorKind::ShortKey,
-        _ => return Ok(Some(key)),
-    };
-    Err(Error::new(Origin::Variable(KEY), Spot::Whole, fault))
+fn parse_wire(text: &str) -> Result<WireName, ErrorKind> {
+    match text {
+        "native" => Ok(WireName::Native),
+        "mlx" => Ok(WireName::Mlx),
+        _ => Err(ErrorKind::BadWire { value: Excerpt::new(text) }),
+    }
 }
 
-/// A group's secret: the bytes of the variable as they stand, blanks and line ends too.
+fn read_key(vars: &dyn Vars) -> Result<Option<Key>, Error> {
+    let Some(value) = vars.get(KEY) else { return Ok(None) };
+    let key = Key::new(value.into_vec());
+    match key.as_bytes().len() {
+        0 => Err(vars::empty(KEY, "a key of at least 16 bytes (use 32 random ones)")),
+        1..MIN_KEY_BYTES => Err(Error::new(Origin::Variable(KEY), Spot::Whole, ErrorKind::ShortKey)),
+        _ => Ok(Some(key)),
+    }
+}
+
+/// A group's secret: of a variable, its bytes as they stand, blanks and line ends too, and at least [`MIN_KEY_BYTES`].
 ///
-/// They are wiped when the last copy is dropped; `Debug` says only that there is a key. (The environment itself keeps
-/// its own copy, which no library can wipe.)
+/// Every copy is wiped when it is dropped; `Debug` says only that there is a key. (The environment itself keeps its own
+/// copy, which no library can wipe.)
 #[derive(Clone)]
 pub struct Key(Zeroizing<Vec<u8>>);
 
 impl Key {
-    fn new(value: OsString) -> Self {
-        Self(Zeroizing::new(value.into_vec()))
+    /// A key of these bytes, however few: whoever uses it refuses a short one.
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
+        Self(Zeroizing::new(bytes.into()))
     }
 
-    /// The secret, at least [`MIN_KEY_BYTES`].
+    /// The secret.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
@@ -136,33 +138,10 @@ impl fmt::Debug for Key {
 }
 
 /// What the ranks of a ring speak to each other, by the name that `NUVEC_DISTRIBUTED_WIRE` has for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WireName {
     /// Our own protocol.
-    #[default]
     Native,
     /// MLX's, byte for byte, for a ring with MLX programs in it.
     Mlx,
-}
-
-impl fmt::Display for WireName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Native => "native",
-            Self::Mlx => "mlx",
-        })
-    }
-}
-
-impl FromStr for WireName {
-    /// [`ErrorKind::BadWire`].
-    type Err = ErrorKind;
-
-    fn from_str(text: &str) -> Result<Self, ErrorKind> {
-        match text {
-            "native" => Ok(Self::Native),
-            "mlx" => Ok(Self::Mlx),
-            _ => Err(ErrorKind::BadWire { value: Excerpt::new(text) }),
-        }
-    }
 }

@@ -1,9 +1,8 @@
 //! Where variables come from. Nothing else in this crate looks at the process's environment.
 
 use std::borrow::Borrow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::hash::{BuildHasher, Hash};
 
 use crate::error::{Error, ErrorKind, Excerpt, Origin, Spot};
 
@@ -32,12 +31,6 @@ impl<K: Borrow<str> + Ord, V: AsRef<OsStr>> Vars for BTreeMap<K, V> {
     }
 }
 
-impl<K: Borrow<str> + Eq + Hash, V: AsRef<OsStr>, S: BuildHasher> Vars for HashMap<K, V, S> {
-    fn get(&self, name: &str) -> Option<OsString> {
-        HashMap::get(self, name).map(|value| value.as_ref().to_owned())
-    }
-}
-
 impl<F: Fn(&str) -> Option<OsString>> Vars for F {
     fn get(&self, name: &str) -> Option<OsString> {
         self(name)
@@ -55,4 +48,17 @@ pub(crate) fn text(name: &'static str, value: OsString) -> Result<String, Error>
         let value = Excerpt::new(&value.to_string_lossy());
         Error::new(Origin::Variable(name), Spot::Whole, ErrorKind::NotUnicode { value })
     })
+}
+
+/// The value as text without the blanks around it; nothing else is `EmptyVariable`.
+pub(crate) fn trimmed(name: &'static str, value: OsString, expected: &'static str) -> Result<String, Error> {
+    match text(name, value)?.trim_ascii() {
+        "" => Err(empty(name, expected)),
+        text => Ok(text.to_owned()),
+    }
+}
+
+/// The error of a variable that is set to nothing.
+pub(crate) fn empty(name: &'static str, expected: &'static str) -> Error {
+    Error::new(Origin::Variable(name), Spot::Whole, ErrorKind::EmptyVariable { expected })
 }

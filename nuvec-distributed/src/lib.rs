@@ -112,27 +112,28 @@ pub fn init_backend(strict: bool, backend: Backend) -> Result<Group> {
     Ok(group)
 }
 
-/// The group that the environment describes and the backend that it runs on; `None` if it describes none for `backend`.
+/// The group that the environment describes and the backend that it runs on; `None` only if it describes no launch at
+/// all: a process that was launched never runs alone because it asked for another backend.
 fn connect_environment(vars: &dyn launch_env::Vars, backend: Backend) -> Result<Option<(Backend, Group)>> {
-    let env = match backend {
-        Backend::Ring => launch_env::Ring::read(vars).map(|ring| (ring, None)),
-        Backend::Jaccl => launch_env::Jaccl::read(vars).map(|jaccl| (None, jaccl)),
-        Backend::Any => launch_env::read(vars).map(|env| (env.ring, env.jaccl)),
-    };
-    let (ring, jaccl) = env.map_err(convert::environment)?;
-    if let Some(ring) = ring {
-        let settings = launch_env::Settings::read(vars).map_err(convert::environment)?;
-        if settings.wire == Some(launch_env::WireName::Mlx) {
-            return Err(invalid("NUVEC_DISTRIBUTED_WIRE: this version speaks only the native wire, not mlx"));
+    let env = launch_env::read(vars).map_err(convert::environment)?;
+    match (env.ring, env.jaccl, backend) {
+        (None, None, _) => Ok(None),
+        (Some(ring), _, Backend::Any | Backend::Ring) => {
+            if env.settings.wire == Some(launch_env::WireName::Mlx) {
+                return Err(invalid("NUVEC_DISTRIBUTED_WIRE: this version speaks only the native wire, not mlx"));
+            }
+            Ok(Some((Backend::Ring, Session::connect(&ring, &Options::from(env.settings))?.group())))
         }
-        return Ok(Some((Backend::Ring, Session::connect(&ring, &Options::from(settings))?.group())));
-    }
-    if jaccl.is_some() {
-        return Err(invalid(
+        (None, Some(_), Backend::Ring) => Err(invalid(
+            "the environment describes a JACCL launch, and the ring was asked for: set MLX_HOSTFILE, or ask for any backend",
+        )),
+        (Some(_), None, Backend::Jaccl) => Err(invalid(
+            "the environment describes a ring launch (MLX_HOSTFILE), and JACCL was asked for: ask for the ring",
+        )),
+        (_, Some(_), _) => Err(invalid(
             "the environment describes a JACCL launch, and this build has no JACCL: launch with the ring backend (MLX_HOSTFILE)",
-        ));
+        )),
     }
-    Ok(None)
 }
 
 /// Whether this build and machine can use `backend`. No launch environment is needed.
@@ -182,9 +183,46 @@ mod tests {
             (&[("MLX_HOSTFILE", "/nowhere")][..], "MLX_RANK"),
             (&[("MLX_JACCL_COORDINATOR", "a:1"), ("MLX_RANK", "0")][..], "MLX_IBV_DEVICES"),
         ] {
-            let e = connect_environment(&environment(vars), Backend::Any).expect_err("half a launch");
-            assert!(matches!(&e, Error::InvalidArgument(text) if text.contains(missing)), "{e}");
+            for backend in [Backend::Any, Backend::Ring, Backend::Jaccl] {
+                let e = connect_environment(&environment(vars), backend).expect_err("half a launch");
+                assert!(matches!(&e, Error::InvalidArgument(text) if text.contains(missing)), "{backend:?}: {e}");
+            }
         }
+    }
+
+    #[test]
+    fn a_launch_for_another_backend_than_the_one_asked_for_is_never_size_1() {
+        let (hosts, devices) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        std::fs::write(&hosts, r#"[["127.0.0.1:5000"]]"#).unwrap();
+        std::fs::write(&devices, "[[null]]").unwrap();
+        let ring = [("MLX_HOSTFILE", hosts.path().to_str().unwrap()), ("MLX_RANK", "0")];
+        let jaccl = [
+            ("MLX_IBV_DEVICES", devices.path().to_str().unwrap()),
+            ("MLX_JACCL_COORDINATOR", "127.0.0.1:5000"),
+            ("MLX_RANK", "0"),
+        ];
+        let (made, group) = connect_environment(&environment(&ring), Backend::Ring).unwrap().unwrap();
+        assert_eq!((made, group.size()), (Backend::Ring, 1));
+        for (vars, backend, what) in
+            [(&ring[..], Backend::Jaccl, "a ring launch"), (&jaccl[..], Backend::Ring, "a JACCL launch")]
+        {
+            let e = connect_environment(&environment(vars), backend).expect_err("another launch");
+            assert!(matches!(&e, Error::InvalidArgument(text) if text.contains(what)), "{e}");
+        }
+        // With both there, each is what was asked for.
+        let both = [&ring[..], &jaccl[..]].concat();
+        for backend in [Backend::Any, Backend::Ring] {
+            assert_eq!(connect_environment(&environment(&both), backend).unwrap().unwrap().0, Backend::Ring);
+        }
+        let e = connect_environment(&environment(&both), Backend::Jaccl).expect_err("no JACCL here");
+        assert!(e.to_string().contains("no JACCL"), "{e}");
+    }
+
+    #[test]
+    fn a_setting_that_is_wrong_is_an_error_without_a_launch_too() {
+        let vars = [("NUVEC_DISTRIBUTED_TIMEOUT", "soon")];
+        let e = connect_environment(&environment(&vars), Backend::Any).expect_err("no number");
+        assert!(e.to_string().contains("NUVEC_DISTRIBUTED_TIMEOUT") && e.to_string().contains("soon"), "{e}");
     }
 
     #[test]

@@ -1,10 +1,8 @@
 //! [`Options`]: how a group forms and waits.
 
-use std::fmt;
 use std::time::Duration;
 
-use nuvec_launch_env::Settings;
-use zeroize::Zeroizing;
+use nuvec_launch_env::{Key, Settings};
 
 /// Options of [`init_with`](crate::init_with). [`init`](crate::init) takes them from the environment.
 ///
@@ -19,20 +17,10 @@ pub struct Options {
     /// The longest that connecting, or an operation without progress, waits before it fails with an error that names the
     /// rank that it waited for. Default 30 s. A group uses the largest of its ranks'.
     pub timeout: Duration,
-    pub(crate) key: Option<Secret>,
+    pub(crate) key: Option<Key>,
     pub(crate) name: String,
     pub(crate) spin: Option<Duration>,
     pub(crate) verbose: bool,
-}
-
-/// A key's bytes: wiped on drop, shown nowhere.
-#[derive(Clone)]
-pub(crate) struct Secret(pub(crate) Zeroizing<Vec<u8>>);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(a key)")
-    }
 }
 
 impl Default for Options {
@@ -51,7 +39,7 @@ impl Options {
     /// Sets the secret that every rank must have: at least 16 bytes, better 32 random ones. Connecting fails with a
     /// shorter one.
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
-        self.key = Some(Secret(Zeroizing::new(key.as_ref().to_vec())));
+        self.key = Some(Key::new(key.as_ref()));
         self
     }
 
@@ -76,13 +64,12 @@ impl Options {
 
 impl From<Settings> for Options {
     fn from(settings: Settings) -> Self {
-        let mut options = Self::default().verbose(settings.verbose);
-        options.timeout = settings.timeout.unwrap_or(options.timeout);
-        options.spin = settings.spin;
-        options.name = settings.name.unwrap_or_default();
-        match settings.key {
-            Some(key) => options.key(key.as_bytes()),
-            None => options,
+        Self {
+            timeout: settings.timeout.unwrap_or(Self::default().timeout),
+            key: settings.key,
+            name: settings.name.unwrap_or_default(),
+            spin: settings.spin,
+            verbose: settings.verbose,
         }
     }
 }

@@ -51,9 +51,9 @@ impl Root {
         let peers: Vec<_> = ring.nodes.iter().enumerate().map(peer).collect();
         let address = |a: &launch_env::Address| tcp::Address::new(a.host(), a.port());
         let nodes: Vec<Vec<_>> = ring.nodes.iter().map(|node| node.iter().map(address).collect()).collect();
-        let control = collectives::Control::new(ring.rank(), peers, options.timeout);
+        let control = collectives::Control::new(ring.rank, peers, options.timeout);
         let collectives = tcp_options(options)
-            .and_then(|tcp_options| tcp::connect(&nodes, ring.rank(), &tcp_options, control.handler()))
+            .and_then(|tcp_options| tcp::connect(&nodes, ring.rank, &tcp_options, control.handler()))
             .and_then(|fabric| {
                 let mut settings = collectives::Options::default();
                 settings.spin = options.spin.unwrap_or(settings.spin);
@@ -152,7 +152,7 @@ fn tcp_options(options: &Options) -> nuvec_transport::Result<tcp::Options> {
         .agreement(collectives::AGREEMENT)
         .verbose(options.verbose);
     Ok(match &options.key {
-        Some(secret) => tcp_options.key(tcp::Key::new(&secret.0)?),
+        Some(key) => tcp_options.key(tcp::Key::new(key.as_bytes())?),
         None => tcp_options,
     })
 }

@@ -1,6 +1,6 @@
 //! JACCL's variables and device matrix (case L8).
 
-use nuvec_launch_env::{DeviceFault, ErrorKind, Jaccl, Topology};
+use nuvec_launch_env::{DeviceFault, Error, ErrorKind, Jaccl, Topology};
 
 use crate::Env;
 
@@ -23,7 +23,7 @@ fn matrix(counts: &[&[usize]]) -> Vec<Vec<Vec<String>>> {
 #[test]
 fn a_matrix_of_null_names_and_lists_is_read() {
     let jaccl = jaccl(r#"[[null, "a", ["b", "c"]], ["d", [], "e"], ["f", "g", null]]"#);
-    assert_eq!((jaccl.rank(), jaccl.size(), jaccl.prefer_ring), (0, 3, false));
+    assert_eq!((jaccl.rank, jaccl.size(), jaccl.prefer_ring), (0, 3, false));
     assert_eq!(jaccl.coordinator.to_string(), "10.0.0.1:5000");
     assert_eq!(jaccl.devices[0], [vec![], vec!["a".to_owned()], vec!["b".to_owned(), "c".to_owned()]]);
     assert!(jaccl.devices[1][1].is_empty(), "a list of no names is null");
@@ -36,8 +36,8 @@ fn jaccls_own_names_win_over_mlxs() {
         env.vars.insert(name.to_owned(), value.to_owned());
     }
     env.vars.insert("MLX_RANK".to_owned(), "abc".to_owned());
-    let jaccl = Jaccl::read(&env.vars).unwrap().unwrap();
-    assert_eq!((jaccl.rank(), jaccl.coordinator.to_string().as_str(), jaccl.prefer_ring), (1, "[::1]:7", true));
+    let jaccl = env.read().unwrap().jaccl.unwrap();
+    assert_eq!((jaccl.rank, jaccl.coordinator.to_string().as_str(), jaccl.prefer_ring), (1, "[::1]:7", true));
 
     env.vars.insert("JACCL_RANK".to_owned(), "2".to_owned());
     let line = env.error().0;
@@ -64,7 +64,9 @@ fn a_bad_coordinator_is_shown() {
         env.vars.insert("MLX_JACCL_COORDINATOR".to_owned(), value.to_owned());
         assert_eq!(env.error().0, format!("MLX_JACCL_COORDINATOR: {what}"));
     };
-    check("", r#"is set but empty: expected the "host:port" of rank 0"#);
+    for empty in ["", " \n"] {
+        check(empty, r#"is set but empty: expected the "host:port" of rank 0"#);
+    }
     check("10.0.0.1", r#""10.0.0.1" has no port: expected "host:port", or "[IPv6]:port""#);
     check("10.0.0.1:0", r#"the port of "10.0.0.1:0" is 0: expected a port from 1 to 65535"#);
 }
@@ -97,7 +99,7 @@ fn a_device_file_of_another_shape_says_where_and_what_was_expected() {
 fn one_rank_without_devices_is_a_group_of_one() {
     let jaccl = jaccl("[[null]]");
     assert_eq!(jaccl.size(), 1);
-    assert!(jaccl.is_valid_mesh().is_ok() && jaccl.is_valid_ring().is_ok());
+    assert_eq!(jaccl.topology().unwrap(), Topology::Mesh);
 }
 
 type Fault = Option<((usize, usize), DeviceFault)>;
@@ -105,30 +107,19 @@ type Fault = Option<((usize, usize), DeviceFault)>;
 /// What is invalid about these numbers of devices for a mesh and for a ring.
 #[track_caller]
 fn check(counts: &[&[usize]], mesh: Fault, ring: Fault) {
-    // A valid group of that size, whose devices are then replaced: what is invalid for both is never made.
-    let size = counts.len();
-    let valid: Vec<Vec<usize>> = (0..size).map(|i| (0..size).map(|j| usize::from(i != j)).collect()).collect();
-    let valid: Vec<&[usize]> = valid.iter().map(Vec::as_slice).collect();
-    let mut jaccl = Jaccl::new(0, matrix(&valid), "10.0.0.1:5000", false).expect("valid");
-    jaccl.devices = matrix(counts);
-
-    let place = |fault: Fault| fault.map(|((row, column), _)| format!("devices[{row}][{column}]"));
-    let got = jaccl.is_valid_mesh().err();
-    assert_eq!(got.as_ref().map(|e| e.place().to_string()), place(mesh), "a mesh of {counts:?}");
-    assert_eq!(got.map(|e| e.kind().clone()), mesh.map(|(_, fault)| ErrorKind::NotMesh(fault)));
-    let got = jaccl.is_valid_ring().err();
-    assert_eq!(got.as_ref().map(|e| e.place().to_string()), place(ring), "a ring of {counts:?}");
-    assert_eq!(got.map(|e| e.kind().clone()), ring.map(|(_, fault)| ErrorKind::NotRing(fault)));
-
-    let made = Jaccl::new(0, matrix(counts), "10.0.0.1:5000", false);
-    match (mesh, ring) {
-        (None, _) => assert_eq!(made.unwrap().topology().unwrap(), Topology::Mesh),
-        (_, None) => assert_eq!(made.unwrap().topology().unwrap(), Topology::Ring),
-        (Some((mesh_at, mesh)), Some((ring_at, ring))) => {
-            let expected = ErrorKind::NoTopology { mesh_at, mesh, ring_at, ring };
-            assert_eq!(*made.unwrap_err().kind(), expected);
-        }
-    }
+    let made = |prefer_ring| {
+        let jaccl = Jaccl::new(0, matrix(counts), "10.0.0.1:5000", prefer_ring)?;
+        jaccl.topology()
+    };
+    let expected = |of_both| match (mesh, ring) {
+        (None, None) => Ok(of_both),
+        (None, Some(_)) => Ok(Topology::Mesh),
+        (Some(_), None) => Ok(Topology::Ring),
+        (Some((mesh_at, mesh)), Some((ring_at, ring))) => Err(ErrorKind::NoTopology { mesh_at, mesh, ring_at, ring }),
+    };
+    let kind = |made: Result<Topology, Error>| made.map_err(|error| error.kind().clone());
+    assert_eq!(kind(made(false)), expected(Topology::Mesh), "{counts:?}");
+    assert_eq!(kind(made(true)), expected(Topology::Ring), "{counts:?}, preferring a ring");
 }
 
 #[test]
@@ -164,8 +155,6 @@ fn neither_mesh_nor_ring_says_what_is_wrong_with_each() {
          expected null; and no ring, since row 1, column 0 has 1 device where row 0, column 1 has 2: expected equally \
          many between all neighbours"
     );
-    let error = jaccl(r#"[["x", "a"], ["a", null]]"#).is_valid_mesh().unwrap_err().to_string();
-    assert!(error.ends_with("row 0, column 0: has devices from a rank to itself: expected null in a mesh"), "{error}");
 }
 
 #[test]
@@ -177,5 +166,6 @@ fn a_program_has_the_same_rules() {
     assert!(line(0, &[], "a:1").starts_with("devices: is an empty list"));
     assert!(line(2, &[&[0, 1], &[1, 0]], "a:1").starts_with("rank: \"2\" is no rank"));
     assert!(line(0, &[&[0]], "a:0").starts_with("coordinator: the port of \"a:0\" is 0"));
+    assert!(line(0, &[&[0]], "").starts_with("coordinator: the address is empty"));
     assert!(line(0, &[&[0, 0], &[1, 0]], "a:1").starts_with("devices: is no mesh, since row 0, column 1"));
 }

@@ -53,5 +53,5 @@ impl Env {
 
 /// Reads settings alone.
 fn settings(vars: &[(&str, &str)]) -> Result<Settings, Error> {
-    Settings::read(&Env::new(vars).vars)
+    Ok(Env::new(vars).read()?.settings)
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
-use nuvec_launch_env::{ErrorKind, Settings, WireName};
+use nuvec_launch_env::{ErrorKind, Key, WireName};
 
 use crate::settings as read;
 
@@ -64,8 +64,7 @@ fn a_time_to_spin_is_whole_microseconds() {
 fn a_wire_is_native_or_mlx() {
     for (value, expected) in [("native", WireName::Native), ("mlx", WireName::Mlx), (" mlx\n", WireName::Mlx)] {
         let wire = read(&[("NUVEC_DISTRIBUTED_WIRE", value)]).unwrap().wire;
-        assert_eq!(wire, Some(expected));
-        assert_eq!(expected.to_string(), value.trim());
+        assert_eq!(wire, Some(expected), "{value:?}");
     }
     for value in ["MLX", "tcp", "native,mlx"] {
         let what = format!("{value:?} is no wire: expected \"native\" or \"mlx\"");
@@ -92,9 +91,10 @@ fn verbose_is_any_value() {
 fn a_key_is_the_variables_bytes_as_they_stand() {
     let bytes = b" \xff\xfe sixteen bytes and more\n";
     let vars = |name: &str| (name == "NUVEC_DISTRIBUTED_KEY").then(|| OsString::from_vec(bytes.to_vec()));
-    let key = Settings::read(&vars).unwrap().key.unwrap();
+    let key = nuvec_launch_env::read(&vars).unwrap().settings.key.unwrap();
     assert_eq!(key.as_bytes(), bytes);
     assert_eq!(key.clone().as_bytes(), bytes);
+    assert_eq!(Key::new(*bytes).as_bytes(), bytes, "a program's key is the same");
 }
 
 #[test]
@@ -103,6 +103,9 @@ fn a_key_is_never_shown() {
     let settings = read(&[("NUVEC_DISTRIBUTED_KEY", secret)]).unwrap();
     let shown = format!("{settings:?} {settings:#?}");
     assert!(shown.contains("Key(..)") && !shown.contains("hunter2") && !shown.contains("104"), "{shown}");
+
+    let shown = format!("{:?}", Key::new(secret));
+    assert_eq!(shown, "Key(..)");
 
     let error = read(&[("NUVEC_DISTRIBUTED_KEY", "hunter2")]).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::ShortKey);
@@ -123,7 +126,7 @@ fn a_key_has_at_least_16_bytes() {
 fn only_a_key_may_be_no_text() {
     for name in ["NUVEC_DISTRIBUTED_TIMEOUT", "NUVEC_DISTRIBUTED_WIRE", "NUVEC_DISTRIBUTED_NAME"] {
         let vars = |asked: &str| (asked == name).then(|| OsString::from_vec(b"a\xffb".to_vec()));
-        let error = Settings::read(&vars).unwrap_err().to_string();
+        let error = nuvec_launch_env::read(&vars).unwrap_err().to_string();
         assert_eq!(error, format!("{name}: \"a\u{fffd}b\" is not UTF-8: expected text"));
     }
 }
