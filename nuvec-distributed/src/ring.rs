@@ -19,15 +19,19 @@ type Collectives = collectives::Communicator<tcp::TcpFabric>;
 static TREES: Mutex<Vec<Arc<Tree>>> = Mutex::new(Vec::new());
 
 /// A group of all ranks and the groups split from it, which close together.
-#[derive(Default)]
 struct Tree {
-    groups: Mutex<Vec<Arc<Member>>>,
+    /// The process that connected it. A fork may have copied locks as held, so a child takes none.
+    process: u32,
+    /// The open groups, the one of all ranks first; `None` once closed.
+    groups: Mutex<Option<Vec<Arc<Member>>>>,
 }
 
 /// One group as nuvec knows it. nuvec keeps it for ever, so what it holds goes when it closes.
 pub(crate) struct Member {
     rank: usize,
     size: usize,
+    /// As [`Tree::process`].
+    process: u32,
     live: RwLock<Option<Live>>,
 }
 
@@ -59,37 +63,50 @@ impl Root {
                 settings.spin = options.spin.unwrap_or(settings.spin);
                 Collectives::new(fabric, control, settings)
             });
-        let tree = Arc::new(Tree::default());
-        let member = tree.grow(collectives.map_err(convert::transport)?);
+        let tree = Arc::new(Tree { process: std::process::id(), groups: Mutex::new(Some(Vec::new())) });
+        let member = tree.grow(collectives.map_err(convert::transport)?)?;
         TREES.lock().push(tree.clone());
         Ok(Self { member, tree })
     }
 
-    /// Closes the group and every group that was split from it.
+    /// Closes the group and every group that was split from it. In a forked child nothing: they are the parent's.
     pub(crate) fn close(&self) {
+        if !self.tree.is_ours() {
+            return;
+        }
         TREES.lock().retain(|tree| !Arc::ptr_eq(tree, &self.tree));
         self.tree.close();
     }
 }
 
-/// Closes every tree of this process.
+/// Closes every tree of this process. What a fork copied of the parent's stays as it is.
 pub(crate) fn close_all() {
-    let trees = std::mem::take(&mut *TREES.lock());
+    let trees: Vec<_> = TREES.lock().extract_if(.., |tree| tree.is_ours()).collect();
     trees.iter().for_each(|tree| tree.close());
 }
 
 impl Tree {
-    fn grow(self: &Arc<Self>, collectives: Collectives) -> Arc<Member> {
+    fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Adds a group. One of a single rank has no connections, and nuvec keeps none of it: it ends with its last user.
+    /// Errors: the tree was closed meanwhile.
+    fn grow(self: &Arc<Self>, collectives: Collectives) -> Result<Arc<Member>> {
         let (rank, size) = (collectives.rank(), collectives.size());
         let live = Live { collectives: Arc::new(collectives), tree: Arc::downgrade(self) };
-        let member = Arc::new(Member { rank, size, live: RwLock::new(Some(live)) });
-        self.groups.lock().push(member.clone());
-        member
+        let member = Arc::new(Member { rank, size, process: self.process, live: RwLock::new(Some(live)) });
+        match &mut *self.groups.lock() {
+            Some(groups) if size > 1 => groups.push(member.clone()),
+            Some(_) => {}
+            None => return Err(closed(rank)),
+        }
+        Ok(member)
     }
 
     /// Closes the group of all, which ends calls in progress in every group, then lets go of all.
     fn close(&self) {
-        for member in std::mem::take(&mut *self.groups.lock()) {
+        for member in self.groups.lock().take().unwrap_or_default() {
             if let Ok(collectives) = member.collectives() {
                 collectives.close();
             }
@@ -99,16 +116,23 @@ impl Tree {
 }
 
 impl Member {
-    /// The group, while it is open.
+    /// The group, while it is open. Errors: it was closed; this is a forked child of its process.
     pub(crate) fn collectives(&self) -> Result<Arc<Collectives>> {
-        match &*self.live.read() {
-            Some(live) => Ok(live.collectives.clone()),
-            None => Err(Error::InvalidArgument(format!(
-                "distributed: rank {}: the group was closed by this process",
-                self.rank
-            ))),
-        }
+        self.live(|live| live.collectives.clone())
     }
+
+    fn live<T>(&self, take: impl FnOnce(&Live) -> T) -> Result<T> {
+        if self.process != std::process::id() {
+            let Self { rank, process, .. } = self;
+            let text = format!("rank {rank}: the group belongs to process {process}; a forked child cannot use it");
+            return Err(crate::invalid(text));
+        }
+        self.live.read().as_ref().map(take).ok_or_else(|| closed(self.rank))
+    }
+}
+
+fn closed(rank: usize) -> Error {
+    crate::invalid(format!("rank {rank}: the group was closed by this process"))
 }
 
 impl Communicator for Member {
@@ -138,10 +162,9 @@ impl Communicator for Member {
     }
 
     fn split(&self, color: i32, key: i32) -> Result<Arc<dyn Communicator>> {
-        let closed = || Error::InvalidArgument("distributed: the group was closed by this process".into());
-        let tree = self.live.read().as_ref().and_then(|live| live.tree.upgrade()).ok_or_else(closed)?;
-        let child = self.collectives()?.split(color, key).map_err(convert::transport)?;
-        Ok(tree.grow(child))
+        let (collectives, tree) = self.live(|live| (live.collectives.clone(), live.tree.upgrade()))?;
+        let tree = tree.ok_or_else(|| closed(self.rank))?;
+        Ok(tree.grow(collectives.split(color, key).map_err(convert::transport)?)?)
     }
 }
 
