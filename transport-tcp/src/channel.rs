@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use nuvec_transport::{Channel, Error, Interest, Kind, Park, Peer, Receiver, Result, Sender};
 
-use crate::socket::{Stream, errno_text};
+use crate::socket::Stream;
 
 /// The scratch that [`TcpReceiver::try_recv_with`] receives into.
 const SCRATCH: usize = 256 << 10;
@@ -29,17 +29,6 @@ impl Connection {
 
     /// The error of a call on this connection that failed.
     fn failed(&self, call: &'static str, e: &io::Error) -> Error {
-        use rustix::io::Errno;
-        let broken = match e.raw_os_error().map(Errno::from_raw_os_error) {
-            // Keep-alive or retransmission gave up; and what Apple's kernels answer to a send on a connection that is
-            // being torn down at that moment.
-            Some(Errno::TIMEDOUT | Errno::PROTOTYPE) => true,
-            _ => false,
-        };
-        if broken {
-            let what = format!("broke the connection ({call}: {})", errno_text(e));
-            return Error::new(Kind::Reset, what).with_peer(&self.peer);
-        }
         Error::from_io(call, "broke the connection", e).with_peer(&self.peer)
     }
 }

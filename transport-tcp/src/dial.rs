@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::Address;
 use crate::hello::{Dialler, Identity, Open, Refused};
 use crate::resolve::Resolver;
-use crate::socket::{Stream, errno_text, exhausted};
+use crate::socket::{Stream, errno_text};
 
 /// How long a connect may take at one of several addresses, and at the only one.
 const CONNECT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
@@ -29,31 +29,22 @@ const SHORT_PAUSE: Duration = Duration::from_millis(50);
 const NOT_YET_PAUSE: Duration = Duration::from_millis(2);
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
-/// The last thing that went wrong; the text follows the peer's name.
-#[derive(Debug, Clone)]
-struct Failure {
-    kind: Kind,
-    text: String,
+/// A refusal that may change is a failure like others; so is something else that listens at one of several addresses of a
+/// name.
+fn refused(refused: Refused, last_address: bool) -> Hello {
+    let Refused { rejection, retry, text } = refused;
+    let failure = Error::new(Kind::Rejected(rejection), text);
+    let elsewhere = rejection == Rejection::NotNuvec && !last_address;
+    if retry || elsewhere { Hello::Failed(failure) } else { Hello::Final(failure) }
 }
 
-impl Failure {
-    fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into() }
-    }
-
-    /// A refusal that may change is a failure like others; so is something else that listens at one of several addresses
-    /// of a name.
-    fn of_refusal(refused: Refused, last_address: bool) -> Hello {
-        let Refused { rejection, retry, text } = refused;
-        let failure = Self::new(Kind::Rejected(rejection), text);
-        let elsewhere = rejection == Rejection::NotNuvec && !last_address;
-        if retry || elsewhere { Hello::Failed(failure) } else { Hello::Final(failure) }
-    }
-
-    /// A connect to `at` (empty where the peer's name says it already) that failed.
-    fn of_connect(at: &str, e: &io::Error) -> Self {
-        let kind = if exhausted(e) { Kind::Exhausted } else { Kind::TimedOut };
-        Self::new(kind, format!("did not answer{at}: {}", errno_text(e)))
+/// A connect to `at` (empty where the peer's name says it already) that failed.
+fn unreached(at: &str, e: &io::Error) -> Error {
+    let error = Error::from_io("connect", format!("could not be dialled{at}"), e);
+    match error.kind() {
+        // This rank's own want, not the peer's silence.
+        Kind::Exhausted => error,
+        _ => Error::new(Kind::TimedOut, format!("did not answer{at}: {}", errno_text(e))),
     }
 }
 
@@ -92,7 +83,8 @@ pub(crate) struct Dial {
     tries: u64,
     pause: Duration,
     not_yet_pause: Duration,
-    failure: Option<Failure>,
+    /// The last thing that went wrong, without the peer; its text follows the peer's name.
+    failure: Option<Error>,
     /// The addresses that are still to be tried in this round.
     rest: VecDeque<SocketAddr>,
     alone: bool,
@@ -142,7 +134,7 @@ impl Dial {
                         self.next_address(now);
                     }
                     Some(Err(text)) => {
-                        self.failure = Some(Failure::new(Kind::TimedOut, format!("could not be resolved: {text}")));
+                        self.failure = Some(Error::new(Kind::TimedOut, format!("could not be resolved: {text}")));
                         self.rest_awhile(now);
                     }
                 },
@@ -150,15 +142,15 @@ impl Dial {
                     Ok(false) if now < *until => return None,
                     Ok(false) => {
                         let text = format!("did not answer{}: nothing came back", at(&self.address, *address));
-                        self.failed(now, Failure::new(Kind::TimedOut, text));
+                        self.failed(now, Error::new(Kind::TimedOut, text));
                     }
                     Err(e) => {
-                        let failure = Failure::of_connect(&at(&self.address, *address), &e);
+                        let failure = unreached(&at(&self.address, *address), &e);
                         self.failed(now, failure);
                     }
                     Ok(true) if stream.is_self() => {
                         let text = format!("did not answer{}: nothing listens", at(&self.address, *address));
-                        self.failed(now, Failure::new(Kind::TimedOut, text));
+                        self.failed(now, Error::new(Kind::TimedOut, text));
                     }
                     Ok(true) => self.greet(now, identity),
                 },
@@ -199,13 +191,14 @@ impl Dial {
 
     /// Why it does not stand, with how often and how long it was tried.
     pub(crate) fn error(&self, now: Instant) -> Error {
-        let failure = self.failure.clone().unwrap_or_else(|| Failure::new(Kind::TimedOut, self.under_way()));
+        let failure = self.failure.clone().unwrap_or_else(|| Error::new(Kind::TimedOut, self.under_way()));
         let seconds = now.saturating_duration_since(self.began).as_secs_f64();
         let tried = match self.tries {
-            0 | 1 if matches!(failure.kind, Kind::Rejected(_)) => String::new(),
+            0 | 1 if matches!(failure.kind(), Kind::Rejected(_)) => String::new(),
             tries => format!(" (tried {tries} time{} in {seconds:.1} s)", if tries == 1 { "" } else { "s" }),
         };
-        Error::new(failure.kind, format!("{}{tried}", failure.text)).with_peer(&self.peer)
+        let what = format!("{}{tried}", failure.what());
+        failure.with_what(what).with_peer(&self.peer)
     }
 
     /// What a dial that has not failed yet waits for; it follows the peer's name.
@@ -218,7 +211,7 @@ impl Dial {
         }
     }
 
-    fn failed(&mut self, now: Instant, failure: Failure) {
+    fn failed(&mut self, now: Instant, failure: Error) {
         self.failure = Some(failure);
         self.next_address(now);
     }
@@ -233,7 +226,7 @@ impl Dial {
                     self.state = State::Connecting { stream, address, until: now + patience };
                     return;
                 }
-                Err(e) => self.failure = Some(Failure::of_connect(&at(&self.address, address), &e)),
+                Err(e) => self.failure = Some(unreached(&at(&self.address, address), &e)),
             }
         }
         self.rest_awhile(now);
@@ -246,7 +239,7 @@ impl Dial {
         // Ranks that dial each other's neighbours at the same pace would meet each other's bad moments for ever.
         let jitter = SHORT_PAUSE.mul_f64((self.tries * 37 + u64::from(self.open.from) * 13) as f64 % 50.0 / 50.0);
         let mut pause = self.pause + jitter;
-        if self.failure.as_ref().is_some_and(|failure| failure.kind == Kind::Rejected(Rejection::NotYet)) {
+        if self.failure.as_ref().is_some_and(|failure| failure.kind() == Kind::Rejected(Rejection::NotYet)) {
             pause = pause.min(self.not_yet_pause);
             self.not_yet_pause = self.not_yet_pause.saturating_mul(2);
         }
@@ -262,7 +255,10 @@ impl Dial {
                 let output = hello.take_output();
                 self.state = State::Greeting { stream, hello: Box::new(hello), output, until: now + HELLO };
             }
-            Err(e) => self.failed(now, Failure::new(e.kind(), format!("could not be greeted: {}", e.what()))),
+            Err(e) => {
+                let what = format!("could not be greeted: {}", e.what());
+                self.failed(now, e.with_what(what));
+            }
         }
     }
 
@@ -270,7 +266,7 @@ impl Dial {
         let last_address = self.rest.is_empty();
         let State::Greeting { stream, hello, output, until } = &mut self.state else { return Hello::Waits };
         let broke = |e: &io::Error| {
-            Hello::Failed(Failure::new(Kind::Reset, format!("broke the connection in the hello: {}", errno_text(e))))
+            Hello::Failed(Error::new(Kind::Reset, format!("broke the connection in the hello: {}", errno_text(e))))
         };
         let mut into = [0; 1024];
         loop {
@@ -294,18 +290,18 @@ impl Dial {
             let want = hello.needs().min(into.len());
             let got = match if want == 0 { Ok(None) } else { stream.recv(&mut into[..want]) } {
                 Ok(None) if now >= *until => {
-                    return Hello::Failed(Failure::new(Kind::TimedOut, hello.unanswered()));
+                    return Hello::Failed(Error::new(Kind::TimedOut, hello.unanswered()));
                 }
                 Ok(None) => return Hello::Waits,
                 Ok(Some(0)) => {
                     let text = format!("closed the connection in the hello: it {}", hello.unanswered());
-                    return Hello::Failed(Failure::new(Kind::PeerClosed, text));
+                    return Hello::Failed(Error::new(Kind::PeerClosed, text));
                 }
                 Ok(Some(n)) => n,
                 Err(e) => return broke(&e),
             };
-            if let Err(refused) = hello.feed(&into[..got]) {
-                return Failure::of_refusal(refused, last_address);
+            if let Err(refusal) = hello.feed(&into[..got]) {
+                return refused(refusal, last_address);
             }
             output.extend(hello.take_output());
         }
@@ -315,8 +311,8 @@ impl Dial {
 enum Hello {
     Waits,
     Stands(Stream),
-    Failed(Failure),
-    Final(Failure),
+    Failed(Error),
+    Final(Error),
 }
 
 #[cfg(test)]
@@ -402,7 +398,7 @@ mod tests {
         let mut dial = dial("127.0.0.1:9".parse().unwrap(), now);
         let pauses: Vec<u128> = (0..80)
             .map(|_| {
-                dial.failure = Some(Failure::new(Kind::Rejected(Rejection::NotYet), "does not know this group yet"));
+                dial.failure = Some(Error::new(Kind::Rejected(Rejection::NotYet), "does not know this group yet"));
                 dial.rest_awhile(now);
                 let State::Resting { until } = &dial.state else { panic!("it does not rest") };
                 (*until - now).as_millis()

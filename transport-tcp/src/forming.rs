@@ -110,11 +110,14 @@ impl Forming {
             notes.push(format!("no word came of rank{plural} {}", missing.join(", ")));
         }
         notes.extend(refused.text());
-        let what = std::iter::once(first.what().to_owned()).chain(notes).collect::<Vec<_>>().join("; ");
-        let error = Error::new(first.kind(), what);
-        let error = first.peer().map_or(error.clone(), |peer| error.with_peer(peer));
-        error.with_rank(context.rank)
+        with_notes(first, notes).with_rank(context.rank)
     }
+}
+
+/// `error` with more that is known about it in its line.
+pub(crate) fn with_notes(error: Error, notes: impl IntoIterator<Item = String>) -> Error {
+    let what = std::iter::once(error.what().to_owned()).chain(notes).collect::<Vec<_>>().join("; ");
+    error.with_what(what)
 }
 
 /// The most different refusals that are kept.

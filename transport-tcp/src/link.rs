@@ -3,13 +3,13 @@
 //! A frame is the length of what follows (u16, little-endian, 1 to 1025), a kind byte, and up to 1024 bytes. What the
 //! frames mean is not known here.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 
 use nuvec_transport::{Error, Kind, MAX_CONTROL_MESSAGE, Peer};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::socket::{Stream, errno_text};
+use crate::socket::Stream;
 
 /// The most that waits for a link to take it, in bytes.
 const MOST_QUEUED: usize = 256 << 10;
@@ -121,7 +121,7 @@ impl Link {
                     self.start += n;
                     self.written += n as u64;
                 }
-                Err(e) => return Err(self.broke(&e)),
+                Err(e) => return Err(self.broke("sendmsg", &e)),
             }
         }
         self.queue.clear();
@@ -144,7 +144,7 @@ impl Link {
                     self.inbox.extend_from_slice(&chunk[..n]);
                     self.cut(frames)?;
                 }
-                Err(e) => return Err(self.broke(&e)),
+                Err(e) => return Err(self.broke("recv", &e)),
             }
         }
         Ok(())
@@ -173,8 +173,8 @@ impl Link {
         Error::new(Kind::Mismatch, what).with_peer(&self.peer)
     }
 
-    fn broke(&self, e: &std::io::Error) -> Error {
-        Error::new(Kind::Reset, format!("broke its control link: {}", errno_text(e))).with_peer(&self.peer)
+    fn broke(&self, call: &'static str, e: &io::Error) -> Error {
+        Error::from_io(call, "broke its control link", e).with_peer(&self.peer)
     }
 
     /// Ends the sending direction, after everything that was written.

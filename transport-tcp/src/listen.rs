@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::context::Context;
 use crate::log::{Warning, step};
 use crate::resolve;
-use crate::socket::{Listening, Stream, errno_text, exhausted};
+use crate::socket::{Listening, Stream};
 
 /// How long accepting pauses when there is no descriptor for another connection.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -102,11 +102,14 @@ impl Listeners {
                 match socket.accept() {
                     Ok(Some((stream, from))) => take(stream, from),
                     Ok(None) => break,
-                    // The connection was gone before it was taken: the socket is as good as before.
-                    Err(e) if !exhausted(&e) && failed < BATCH / 2 => failed += 1,
                     Err(e) => {
-                        let text = format!("cannot accept connections for the moment: {}", errno_text(&e));
-                        self.warning.say(now, &text);
+                        let error = Error::from_io("accept", "cannot accept connections for the moment", &e);
+                        // The connection was gone before it was taken: the socket is as good as before.
+                        if error.kind() != Kind::Exhausted && failed < BATCH / 2 {
+                            failed += 1;
+                            continue;
+                        }
+                        self.warning.say(now, &error.to_string());
                         self.paused = Some(now + PAUSE);
                         return;
                     }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::channel::TcpChannel;
 use crate::context::Context;
-use crate::forming::Refusals;
+use crate::forming::{Refusals, with_notes};
 use crate::streams::closed;
 
 /// A neighbour in a ring.
@@ -231,9 +231,7 @@ impl Opening {
             (None, None) => Error::new(Kind::TimedOut, "the ring of a new group had no time to connect"),
         };
         notes.extend(self.refusals.text());
-        let what = std::iter::once(first.what().to_owned()).chain(notes).collect::<Vec<_>>().join("; ");
-        let error = Error::new(first.kind(), what).with_rank(context.rank);
-        first.peer().map_or(error.clone(), |peer| error.with_peer(peer))
+        with_notes(first, notes).with_rank(context.rank)
     }
 }
 

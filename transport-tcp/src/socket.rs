@@ -42,21 +42,14 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// The text of an I/O error, without its number: "connection refused".
+/// The system's text of an I/O error as part of a sentence: "connection refused".
 pub(crate) fn errno_text(e: &io::Error) -> String {
-    let text = e.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
+    let text = nuvec_transport::system_text(e);
     let mut chars = text.chars();
     match chars.next() {
         Some(first) => first.to_lowercase().chain(chars).collect(),
         None => String::new(),
     }
-}
-
-/// Whether descriptors or memory ran out, so that trying again at once is of no use.
-pub(crate) fn exhausted(e: &io::Error) -> bool {
-    let errno = e.raw_os_error().map(Errno::from_raw_os_error);
-    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM))
 }
 
 fn open(address: &SocketAddr) -> io::Result<Socket> {

@@ -70,6 +70,15 @@ pub enum Rejection {
     NotNuvec,
 }
 
+/// The system's text of an I/O error, without its number: "Connection refused".
+pub fn system_text(error: &std::io::Error) -> String {
+    let mut text = error.to_string();
+    if let Some(number) = text.find(" (os error") {
+        text.truncate(number);
+    }
+    text
+}
+
 /// An error of a transport or a collective: a [`Kind`] and a context. Cheap to clone.
 ///
 /// Its `Display` is one line: who, in which call, which peer at which address, what happened, and what to do about it
@@ -126,28 +135,29 @@ impl Error {
         }
     }
 
-    /// The failure of the system call or verb `call`, with its errno text; the kind follows from the errno.
+    /// The failure of the system call or verb `call`, with the system's text; the kind follows from the errno.
     pub fn from_io(call: &'static str, what: impl Into<Cow<'static, str>>, error: &std::io::Error) -> Self {
+        use rustix::io::Errno;
         use std::io::ErrorKind as E;
-        let kind = match error.kind() {
-            E::ConnectionReset | E::ConnectionAborted | E::BrokenPipe | E::NotConnected => Kind::Reset,
-            E::HostUnreachable | E::NetworkUnreachable | E::NetworkDown => Kind::Reset,
-            E::TimedOut => Kind::TimedOut,
-            E::UnexpectedEof => Kind::PeerClosed,
-            E::OutOfMemory => Kind::Exhausted,
-            _ => match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
-                Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOBUFS) => {
-                    Kind::Exhausted
-                }
-                _ => Kind::Io,
-            },
+        let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+        let kind = match (error.kind(), errno) {
+            (E::ConnectionReset | E::ConnectionAborted | E::BrokenPipe | E::NotConnected, _) => Kind::Reset,
+            (E::HostUnreachable | E::NetworkUnreachable | E::NetworkDown, _) => Kind::Reset,
+            // Of a connection, keep-alive or retransmission gave up: no deadline of ours passed.
+            (E::TimedOut, _) => Kind::Reset,
+            // What Apple's kernels answer to a send on a connection that is being torn down at that moment.
+            (_, Some(Errno::PROTOTYPE)) => Kind::Reset,
+            (E::OutOfMemory, _) | (_, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                Kind::Exhausted
+            }
+            _ => Kind::Io,
         };
         let mut this = Self::new(kind, what);
-        this.edit().call = Some((call, error.raw_os_error(), error.to_string()));
-        if kind == Kind::Exhausted {
-            this = this.with_advice("raise the limit on open files (ulimit -n)");
+        this.edit().call = Some((call, error.raw_os_error(), system_text(error)));
+        match errno {
+            Some(Errno::MFILE | Errno::NFILE) => this.with_advice("raise the limit on open files (ulimit -n)"),
+            _ => this,
         }
-        this
     }
 
     /// What later calls on a failed group return: it carries `first`, and its line repeats it.
@@ -162,6 +172,12 @@ impl Error {
 
     fn edit(&mut self) -> &mut Inner {
         Arc::make_mut(&mut self.inner)
+    }
+
+    /// Says what happened in other words, and keeps the rest.
+    pub fn with_what(mut self, what: impl Into<Cow<'static, str>>) -> Self {
+        self.edit().what = what.into();
+        self
     }
 
     /// Adds the rank that reports the error.
@@ -331,7 +347,37 @@ mod tests {
         assert_eq!(e.kind(), Kind::Reset);
         let line = e.to_string();
         assert!(line.starts_with("rank 1: all_sum #3: rank 2 (10.0.0.3:5000) broke the connection (lane 0, 10 of 20"));
-        assert!(line.contains("recv: Connection reset") && !line.contains('\n'), "{line}");
+        assert!(line.ends_with("bytes done, recv: Connection reset by peer)") && !line.contains('\n'), "{line}");
+    }
+
+    #[test]
+    fn the_kind_of_a_system_calls_failure_follows_from_its_errno() {
+        use rustix::io::Errno;
+        for (errno, kind) in [
+            (Errno::PIPE, Kind::Reset),
+            (Errno::TIMEDOUT, Kind::Reset),
+            (Errno::PROTOTYPE, Kind::Reset),
+            (Errno::HOSTUNREACH, Kind::Reset),
+            (Errno::MFILE, Kind::Exhausted),
+            (Errno::NFILE, Kind::Exhausted),
+            (Errno::NOBUFS, Kind::Exhausted),
+            (Errno::NOMEM, Kind::Exhausted),
+            (Errno::ADDRINUSE, Kind::Io),
+        ] {
+            let e = Error::from_io("x", "failed", &errno.into());
+            assert_eq!((e.kind(), e.errno()), (kind, Some(errno.raw_os_error())), "{e}");
+            let files = matches!(errno, Errno::MFILE | Errno::NFILE);
+            assert_eq!(e.advice().is_some_and(|advice| advice.contains("ulimit -n")), files, "{e}");
+        }
+    }
+
+    #[test]
+    fn other_words_keep_the_call_the_errno_and_the_advice() {
+        let io = std::io::Error::from(rustix::io::Errno::MFILE);
+        let e = Error::from_io("accept", "failed", &io).with_peer(&Peer::new(2, "a:1"));
+        let (line, errno) = (e.to_string(), e.errno());
+        let e = e.with_what("was let down");
+        assert_eq!((e.to_string(), e.errno()), (line.replace("failed", "was let down"), errno));
     }
 
     #[test]

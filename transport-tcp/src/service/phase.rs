@@ -5,12 +5,12 @@ use std::time::Instant;
 use nuvec_transport::{Error, Kind, RingLinks};
 
 use super::{End, LAST_WORDS, Service};
-use crate::cards::{Learned, Summary, unfit};
+use crate::cards::{Learned, Summary};
 use crate::channel::TcpChannel;
 use crate::context::Context;
 use crate::control::{FROM_LEFT, TO_RIGHT};
 use crate::dials::Purpose;
-use crate::forming::Forming;
+use crate::forming::{Forming, with_notes};
 use crate::link::{Frame, FrameKind};
 use crate::log::step;
 
@@ -63,7 +63,8 @@ impl Service {
             Learned::Unfit(rank, what) => {
                 // The other neighbour finds the same, and so need not ask why this rank left.
                 self.control.send(1 - link, *kind, payload);
-                self.fail(unfit(&self.context, rank, what), now);
+                let peer = self.context.peer(rank, 0);
+                self.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
             }
         }
     }
@@ -78,10 +79,8 @@ impl Service {
             if let Phase::Forming(forming) = &self.phase
                 && !forming.complete()
             {
-                let refused = self.refusals.text().map(|text| format!("; {text}")).unwrap_or_default();
-                let what = format!("left before the group had formed: it {}{refused}", why.what());
-                let error = Error::new(why.kind(), what);
-                self.fail(why.peer().map_or(error.clone(), |peer| error.with_peer(peer)), now);
+                let what = format!("left before the group had formed: it {}", why.what());
+                self.fail(with_notes(why.with_what(what), self.refusals.text()), now);
             }
         }
     }
@@ -151,12 +150,10 @@ impl Service {
         let error = match self.control.poisoned() {
             Some(poison) => poison.clone(),
             None => {
-                let error = error.with_rank(self.context.rank);
                 self.control.tell_failed(&error, now);
                 error
             }
         };
-        let error = if error.rank().is_none() { error.with_rank(self.context.rank) } else { error };
-        self.end = Some(End { error: Some(error), by: now + LAST_WORDS });
+        self.end = Some(End { error: Some(error.with_rank(self.context.rank)), by: now + LAST_WORDS });
     }
 }
