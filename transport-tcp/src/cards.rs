@@ -10,8 +10,6 @@
 
 use std::time::Duration;
 
-use nuvec_transport::{Kind, Peer};
-
 use crate::context::Context;
 
 /// Bytes of a card: rank u32, connections u16, agreement u32, cores u32, time-out in ms u64, nonce[32], little-endian.
@@ -133,7 +131,8 @@ impl Cards {
         }
         if card.agreement != own.agreement {
             let what = format!(
-                "has agreement {}, rank {} has {}; all ranks need the same version of the program",
+                "would run other algorithms (version {}, rank {} has version {}); all ranks need the same version of \
+                 the program",
                 card.agreement, self.own, own.agreement
             );
             return Learned::Unfit(rank, what);
@@ -212,12 +211,6 @@ pub(crate) struct Summary {
     pub(crate) timeout: Duration,
     /// The smallest number of processors of any rank.
     pub(crate) min_cores: usize,
-}
-
-/// The error about a card that cannot be part of this group.
-pub(crate) fn unfit(context: &Context, rank: usize, what: String) -> nuvec_transport::Error {
-    let peer: Peer = context.peer(rank, 0);
-    context.error(Kind::Mismatch, what).with_peer(&peer)
 }
 
 #[cfg(test)]
@@ -314,7 +307,7 @@ mod tests {
             assert!(expected.iter().all(|e| text.contains(e)), "{text}");
         };
         check(&|c| c.connections = 3, &["3 connections", "rank 0 has 2"]);
-        check(&|c| c.agreement = 8, &["agreement 8", "rank 0 has 7"]);
+        check(&|c| c.agreement = 8, &["other algorithms (version 8", "rank 0 has version 7"]);
     }
 
     #[test]
