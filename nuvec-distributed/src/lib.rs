@@ -18,21 +18,40 @@
 //! # The launch environment
 //!
 //! `MLX_HOSTFILE` names a JSON file with one entry per rank, each a list of `"host:port"`, one per connection; `MLX_RANK`
-//! is this process's rank. Beside them, all optional:
+//! is this process's rank. A JACCL launch (`MLX_IBV_DEVICES`, `MLX_JACCL_COORDINATOR` and `MLX_RANK`, or the same with
+//! `JACCL_` first) is an error in this version. Beside them, all optional, with the default in parentheses:
 //!
 //! | variable | meaning |
 //! | --- | --- |
-//! | `NUVEC_DISTRIBUTED_TIMEOUT` | seconds that connecting, or an operation without progress, waits (30) |
+//! | `NUVEC_DISTRIBUTED_TIMEOUT` | seconds, above 0, that connecting, or an operation without progress, waits (30) |
 //! | `NUVEC_DISTRIBUTED_KEY` | a secret of at least 16 bytes that every rank must have (none) |
 //! | `NUVEC_DISTRIBUTED_NAME` | the group's name; groups of different names refuse each other (empty) |
-//! | `NUVEC_DISTRIBUTED_SPIN_US` | microseconds that an operation tries before it sleeps (50; 0: never) |
-//! | `NUVEC_DISTRIBUTED_WIRE` | `native`; `mlx` comes in a later version |
-//! | `MLX_RING_VERBOSE` | set: the steps of connecting are logged at level `info` |
+//! | `NUVEC_DISTRIBUTED_SPIN_US` | whole microseconds, up to a second, that an operation tries before it sleeps; 0: never (50) |
+//! | `NUVEC_DISTRIBUTED_WIRE` | `native`; `mlx` is an error in this version (`native`) |
+//! | `MLX_RING_VERBOSE` | set, whatever the value: the steps of connecting are logged at level `info` (`debug`) |
+//!
+//! They are [`init`]'s alone: [`init_with`] and [`connect`] read none and take [`Options`]. A value that is wrong, and an
+//! empty one (but for the name and `MLX_RING_VERBOSE`), is an error.
+//!
+//! # Groups and threads
+//!
+//! Every rank calls the same collectives of a group in the same order, and with the same lengths.
+//! [`Group::split`](nuvec_core::distributed::Group::split) makes a group of the ranks that give the same color, ordered
+//! by key, then by rank (a negative key counts as the rank); it is a collective of the group that is split. A group has
+//! connections of its own, so groups work at the same time and fail apart: give each thread its own. Threads may also
+//! share one, and their operations never mix, but then it is for the program to have them in one order on every rank.
+//! [`init_with`] and [`connect`] make further groups of all ranks, each with addresses of its own.
 //!
 //! # Failures
 //!
-//! Every failure is an error that names the rank that failed first: as [`Error::Io`] from the evaluation of an array, or
-//! [`Error::InvalidArgument`] if the call broke a rule. A group that has failed stays failed.
+//! A failure on the way is an [`Error::Io`], a call that broke a rule (before any byte was moved) an
+//! [`Error::InvalidArgument`]: both in one line, from the evaluation of the array. The first failure ends the group on
+//! every rank with an error that names the rank that failed first, and later calls fail at once and repeat it; a broken
+//! rule leaves the group as it was. A group does not recover: start the ranks again.
+//!
+//! A forked child cannot use its parent's groups: each call, [`Session::status`] too, is an
+//! [`Error::InvalidArgument`], [`Session::close`] and [`shutdown`] leave them alone, and the parent goes on. Fork before
+//! [`init`], or not at all.
 //!
 //! # What a key does
 //!
@@ -56,6 +75,7 @@ use nuvec_launch_env as launch_env;
 use parking_lot::Mutex;
 
 pub use nuvec_collectives::{CallStatus, Counts, RankState, RankStatus};
+pub use nuvec_transport::GroupId;
 pub use options::Options;
 pub use session::{Session, Status, connect};
 
@@ -66,7 +86,7 @@ pub enum Backend {
     /// The ring if its launch environment is there, else JACCL.
     #[default]
     Any,
-    /// A ring over TCP (`MLX_HOSTFILE`, `MLX_RANK`).
+    /// A ring over TCP (`MLX_HOSTFILE`, `MLX_RANK`), also where JACCL's environment is there too.
     Ring,
     /// JACCL: RDMA queue pairs (`MLX_IBV_DEVICES`, `MLX_JACCL_COORDINATOR`, `MLX_RANK`). Not in this version.
     Jaccl,
@@ -82,12 +102,13 @@ pub fn init(strict: bool) -> Result<Group> {
 
 /// Connects this process as its launch environment says, and makes the group nuvec's default one.
 ///
-/// Blocks until every rank is there, at the longest for the time-out. A second call returns the same group. Without a
-/// launch environment: an error if `strict`, else the group of this process alone, which is not remembered.
+/// Blocks until every rank is there, at the longest for the time-out. A second call returns the same group, also after
+/// [`shutdown`]. Without a launch environment: an error if `strict`, else the group of this process alone, which is not
+/// remembered. For a group whose status can be asked, [`connect`].
 ///
-/// Errors: the environment is there but wrong, or half there ([`Error::InvalidArgument`]), `strict` or not; a rank
-/// cannot be reached or refuses ([`Error::Io`]), with its name, its address and the reason; an earlier call asked for
-/// another backend.
+/// Errors: the environment is there but wrong, half there, or for another backend ([`Error::InvalidArgument`]; a file
+/// that cannot be read is [`Error::Io`]), `strict` or not; a rank cannot be reached or refuses ([`Error::Io`]), with its
+/// name, its address and the reason; an earlier call made the group with another backend.
 pub fn init_backend(strict: bool, backend: Backend) -> Result<Group> {
     let mut initialised = INITIALISED.lock();
     if let Some((made, group)) = &*initialised {
@@ -136,21 +157,25 @@ fn connect_environment(vars: &dyn launch_env::Vars, backend: Backend) -> Result<
     }
 }
 
-/// Whether this build and machine can use `backend`. No launch environment is needed.
+/// Whether this build and machine can use `backend` ([`Backend::Any`]: some backend). No launch environment is needed.
 pub fn is_available(backend: Backend) -> bool {
     matches!(backend, Backend::Any | Backend::Ring)
 }
 
 /// Connects rank `rank` of the ring over `nodes`: per rank its addresses, one connection per address, as in MLX's
-/// hostfile. The group is not made the default. One rank alone is the group of this process, without a socket.
+/// hostfile. The group is not made the default. One rank alone is the group of this process, without a socket. Every call
+/// makes another group.
 ///
-/// Blocks and fails as [`init_backend`].
+/// Blocks until every rank is there, at the longest for the time-out. Errors: the nodes, the rank or the key are wrong
+/// ([`Error::InvalidArgument`]); a rank cannot be reached or refuses ([`Error::Io`]), as for [`init_backend`].
 pub fn init_with(nodes: &[Vec<String>], rank: usize, options: &Options) -> Result<Group> {
     connect(nodes, rank, options).map(|session| session.group())
 }
 
-/// Closes every group of this process: connections, threads and memory go, within about a second per group. Later calls
-/// on them fail with "closed", and [`init`] still returns the group that it made. A process may also just exit.
+/// Closes every group of this process, with those split from it: connections, threads and memory go, within about a
+/// second per group of all ranks. Calls in progress and later ones fail with "closed", and [`init`] still returns the
+/// group that it made. Ranks that still need this one's bytes fail and name it. In a forked child it leaves the parent's
+/// groups alone. A process may also just exit.
 pub fn shutdown() {
     ring::close_all();
 }

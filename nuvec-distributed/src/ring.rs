@@ -184,3 +184,53 @@ fn tcp_options(options: &Options) -> nuvec_transport::Result<tcp::Options> {
 pub(crate) fn group(member: &Arc<Member>) -> Group {
     Group::new(member.clone())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn member(process: u32) -> Arc<Member> {
+        Arc::new(Member { rank: 3, size: 4, process, live: RwLock::new(None) })
+    }
+
+    #[test]
+    fn a_forked_child_is_told_so_without_a_lock_that_the_fork_may_have_copied_as_held() {
+        let member = member(std::process::id() + 1);
+        let held = member.live.write();
+        let (tx, rx) = mpsc::channel();
+        let asked = member.clone();
+        std::thread::spawn(move || {
+            let calls = [asked.all_gather(&[], &mut []), asked.split(0, 0).map(drop), asked.collectives().map(drop)];
+            let _ = tx.send(calls.map(|call| call.expect_err("another process").to_string()));
+        });
+        let errors = rx.recv_timeout(Duration::from_secs(10)).expect("no call waits for the lock");
+        drop(held);
+        for e in errors {
+            assert!(e.contains("rank 3") && e.contains("forked child"), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_closed_group_says_who_closed_it() {
+        let e = member(std::process::id()).all_gather(&[], &mut []).expect_err("closed");
+        assert!(
+            matches!(&e, Error::InvalidArgument(text) if text.contains("rank 3: the group was closed by this process"))
+        );
+    }
+
+    #[test]
+    fn a_forked_child_closes_nothing_of_its_parents() {
+        let tree = |process| Arc::new(Tree { process, groups: Mutex::new(Some(vec![member(process)])) });
+        let (parents, own) = (tree(std::process::id() + 1), tree(std::process::id()));
+        TREES.lock().extend([parents.clone(), own.clone()]);
+        close_all();
+        assert!(parents.groups.lock().is_some() && own.groups.lock().is_none());
+        let root = Root { member: member(parents.process), tree: parents.clone() };
+        root.close();
+        assert!(parents.groups.lock().is_some());
+        TREES.lock().retain(|tree| !Arc::ptr_eq(tree, &parents));
+    }
+}

@@ -10,8 +10,8 @@ use nuvec_launch_env as launch_env;
 use crate::ring::{self, Root};
 use crate::{Options, convert};
 
-/// A connected group, which can be looked at and closed. Dropping it leaves the group open, since arrays may still use
-/// it: nuvec keeps every group. A group of one rank has nothing to connect or to close.
+/// A connected group, which can be looked at and closed, from any thread. Dropping it leaves the group open, since arrays
+/// may still use it: nuvec keeps every group. A group of one rank has nothing to connect or to close.
 ///
 /// ```
 /// use nuvec_distributed::{Options, connect};
@@ -46,8 +46,10 @@ impl Session {
         self.group.clone()
     }
 
-    /// What every rank does, as it last said, and how much this rank has done. Never blocks, so another thread may ask
-    /// while a call waits. Errors: the group is closed.
+    /// What every rank does, as it last said at most about a second ago, in this group and those split from it; and how
+    /// much this rank has done in this one. Never blocks, so another thread may ask while a call waits. A group that has
+    /// failed has a status still. Errors ([`Error::InvalidArgument`](nuvec_core::Error)): the group is closed; this is a
+    /// forked child.
     pub fn status(&self) -> Result<Status> {
         let Some(root) = &self.root else { return Ok(Status { ranks: Vec::new(), counters: None }) };
         let collectives = root.member.collectives()?;
@@ -63,7 +65,8 @@ impl Session {
     }
 
     /// Closes the group on this rank, and the groups that were split from it: their connections, threads and memory go,
-    /// within about a second. Later calls fail with "closed". Ranks that still need this one's bytes fail and name it.
+    /// within about a second. Calls in progress and later ones fail with "closed". Ranks that still need this one's bytes
+    /// fail and name it. Calling it again, or in a forked child, does nothing.
     pub fn close(&self) {
         if let Some(root) = &self.root {
             root.close();
@@ -71,7 +74,13 @@ impl Session {
     }
 }
 
-/// What every rank of all does, and how much this rank has done in the group. Prints as a table.
+/// What every rank does, and how much this rank has done in the group. Prints as a line for each rank:
+///
+/// ```text
+/// rank 0: all_sum #57 waits for rank 1 since 2.4 s
+/// rank 1: idle (heard 0.3 s ago)
+/// 112 operations, 4096 bytes; waits by rank: [0, 7]
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Status {
@@ -90,9 +99,8 @@ impl fmt::Display for Status {
                 (RankState::Alive { .. }, calls) => {
                     for (i, call) in calls.iter().enumerate() {
                         write!(f, "{}{} #{}", if i > 0 { "; " } else { "" }, call.operation, call.sequence)?;
-                        if !call.waits_for.is_empty() {
-                            let ranks: Vec<_> = call.waits_for.iter().map(usize::to_string).collect();
-                            write!(f, " waits for {}", ranks.join(" and "))?;
+                        for (i, rank) in call.waits_for.iter().enumerate() {
+                            write!(f, " {} rank {rank}", if i > 0 { "and" } else { "waits for" })?;
                         }
                         write!(f, " since {:.1} s", call.since.as_secs_f64())?;
                     }
