@@ -106,7 +106,7 @@ impl Doing {
     #[cfg(test)]
     pub(crate) const ALL_SUM: Self = Self(1);
 
-    fn collective(operation: Operation, reduction: Option<Reduction>) -> Self {
+    pub(crate) fn collective(operation: Operation, reduction: Option<Reduction>) -> Self {
         let of_three = match reduction {
             Some(Reduction::Max) => 1,
             Some(Reduction::Min) => 2,

@@ -293,7 +293,7 @@ impl<F: Fabric> Communicator<F> {
             self.group.enter(Doing::CONNECT, sequence);
             let txs = streams.senders(peer, &watch)?;
             self.group.enter(Doing::SEND, sequence);
-            drive(&mut p2p::send(txs, sequence, data), &watch, &Team::default())
+            drive(&mut p2p::send(txs.iter_mut(), Some(sequence), data), &watch, &Team::default())
         })
     }
 
@@ -309,7 +309,7 @@ impl<F: Fabric> Communicator<F> {
                 &watch,
                 &Team::default(),
             )?;
-            drive(&mut p2p::receive(rxs, data), &watch, &Team::default())
+            drive(&mut p2p::receive(rxs.iter_mut(), data), &watch, &Team::default())
         })
     }
 

@@ -37,7 +37,8 @@ pub(crate) struct Lane<'a, S, R> {
 struct Incoming<'a> {
     cursor: Cursor,
     segments: Vec<&'a mut [u8]>,
-    call: Call,
+    /// The call that the headers are about, where there are headers.
+    call: Option<Call>,
     reducer: Option<Reducer>,
     expected: [u8; HEADER],
     header: [u8; HEADER],
@@ -47,23 +48,41 @@ struct Incoming<'a> {
     carried: usize,
 }
 
+/// The lanes of one call: of `plans`, over channel halves and segments in the same order. See [`Lane::new`].
+pub(crate) fn lanes<'a, S: Sender, R: Receiver>(
+    halves: impl Iterator<Item = &'a mut (S, R)>,
+    plans: Vec<LanePlan>,
+    segments: Vec<Vec<&'a mut [u8]>>,
+    call: Option<Call>,
+    reducer: Option<Reducer>,
+) -> Vec<Lane<'a, &'a mut S, &'a mut R>> {
+    halves
+        .zip(plans)
+        .zip(segments)
+        .enumerate()
+        .map(|(i, (((tx, rx), plan), segments))| Lane::new(i, (tx, rx), plan, segments, call, reducer))
+        .collect()
+}
+
 impl<'a, S: Sender, R: Receiver> Lane<'a, S, R> {
-    /// Lane `index` of `call`: `segments` are the plan's, by index; `reducer` is there if the plan reduces.
+    /// Lane `index` of a call: `segments` are the plan's, by index; `reducer` is there if the plan reduces. The stream begins
+    /// with the header of `call`, if that is given.
     pub(crate) fn new(
         index: usize,
         (tx, rx): (S, R),
         plan: LanePlan,
         segments: Vec<&'a mut [u8]>,
-        call: Call,
+        call: Option<Call>,
         reducer: Option<Reducer>,
     ) -> Self {
-        let header = call.header(index);
+        let header = call.map_or([0; HEADER], |call| call.header(index));
+        let headerless = if call.is_none() { HEADER } else { 0 };
         Self {
             index,
             tx,
             rx,
             header_out: header,
-            header_sent: 0,
+            header_sent: headerless,
             flushed: false,
             state: Incoming {
                 cursor: Cursor::new(plan),
@@ -72,7 +91,7 @@ impl<'a, S: Sender, R: Receiver> Lane<'a, S, R> {
                 reducer,
                 expected: header,
                 header: [0; HEADER],
-                header_got: 0,
+                header_got: headerless,
                 carry: [0; MAX_WIDTH],
                 carried: 0,
             },
@@ -139,9 +158,11 @@ impl Incoming<'_> {
         let (header, data) = piece.split_at(of_header);
         self.header[self.header_got..][..of_header].copy_from_slice(header);
         self.header_got += of_header;
-        if self.header_got == HEADER && self.header != self.expected {
-            let (theirs, Call { caller, .. }) = (describe(&self.header), self.call);
-            let text = format!("is in {theirs} while rank {caller} is in {}", self.call);
+        if let Some(call) = self.call
+            && self.header_got == HEADER
+            && self.header != self.expected
+        {
+            let text = format!("is in {} while rank {} is in {call}", describe(&self.header), call.caller);
             return Err(Error::new(Kind::Mismatch, text));
         }
         self.apply(data);

@@ -1,7 +1,7 @@
 //! Collectives over any nuvec transport: all-reduce, all-gather, reduce-scatter, broadcast, barrier, send and receive.
 //!
 //! [`Communicator`] is the door: a group of ranks over a [`Fabric`](nuvec_transport::Fabric), whose control messages a
-//! [`Control`] handles. Below it, each its own room:
+//! [`Control`] handles. [`MlxRing`] is the other one: a rank among MLX's own. Below them, each its own room:
 //!
 //! - [`plan`]: which bytes a lane moves in which step; pure arithmetic.
 //! - `engine`: the one rule that says what may be sent now; cursors only.
@@ -20,6 +20,7 @@ mod dtype;
 mod engine;
 mod inquiry;
 mod lane;
+mod mlx;
 mod operation;
 mod p2p;
 pub mod plan;
@@ -35,4 +36,5 @@ pub use communicator::{AGREEMENT, Communicator, Options};
 pub use control::{CallStatus, Control, RankState, RankStatus};
 pub use counters::Counts;
 pub use dtype::DType;
+pub use mlx::MlxRing;
 pub use reduce::Reduction;

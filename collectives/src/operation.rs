@@ -3,19 +3,18 @@
 use std::sync::Arc;
 
 use nuvec_transport::{Deadline, Error, Fabric, GroupId, Kind, Result, Wake, wait_any};
-use parking_lot::MutexGuard;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::call::{Algorithm, Call, Doing, Operation};
 use crate::communicator::{Communicator, Inner};
-use crate::drive::{Limits, Team, Watch, drive};
+use crate::control::GroupState;
+use crate::drive::{Limits, Watch};
 use crate::inquiry::{GRACE, Inquiry};
-use crate::lane::{Lane, Reducer};
+use crate::lane::{Reducer, lanes};
 use crate::plan::{self, LanePlan, Place};
 
 /// A lane is worth its overhead from this many bytes on.
 const LANE_BYTES: usize = 32 << 10;
-/// A message is worth several threads from this many bytes on.
-const THREADED: u64 = 4 << 20;
 
 impl<F: Fabric> Communicator<F> {
     pub(crate) fn watch<'a>(&'a self, wake: &'a Arc<Wake>) -> Watch<'a> {
@@ -56,16 +55,7 @@ impl<F: Fabric> Communicator<F> {
 
     /// Begins an operation: the lock under which it runs, if the group lives and this is its process.
     pub(crate) fn begin(&self) -> Result<MutexGuard<'_, Inner<F>>> {
-        if std::process::id() != self.process {
-            let text = format!("the group belongs to process {}; a forked child cannot use it", self.process);
-            return Err(Error::new(Kind::Misuse, text).with_rank(self.place.rank));
-        }
-        let inner = self.inner.lock();
-        match self.group.check() {
-            Ok(()) => Ok(inner),
-            Err(e) if e.kind() == Kind::Closed => Err(e),
-            Err(e) => Err(Error::poisoned(&e).with_rank(self.place.rank)),
-        }
+        begin(&self.inner, &self.group, self.process, self.place.rank)
     }
 
     /// Runs a collective: gives it its number, and has its failure poison the group.
@@ -151,19 +141,8 @@ impl<F: Fabric> Communicator<F> {
         reducer: Option<Reducer>,
     ) -> Result<()> {
         let watch = self.watch(&inner.wake);
-        let mut lanes: Vec<_> = inner
-            .lanes
-            .iter_mut()
-            .zip(plans)
-            .zip(segments)
-            .enumerate()
-            .map(|(i, (((tx, rx), plan), segments))| Lane::new(i, (tx, rx), plan, segments, *call, reducer))
-            .collect();
-        if call.bytes < THREADED {
-            drive(&mut lanes, &watch, &Team::default())
-        } else {
-            inner.workers.drive(&mut lanes, &watch)
-        }
+        let mut lanes = lanes(inner.lanes.iter_mut(), plans, segments, Some(*call), reducer);
+        inner.workers.drive(&mut lanes, call.bytes, &watch)
     }
 
     /// Everybody's `own`, in rank order, in a part of `scratch`: each block goes both ways round the ring, half as far.
@@ -231,6 +210,25 @@ impl<F: Fabric> Communicator<F> {
     pub(crate) fn drop_connections(inner: &mut Inner<F>) {
         inner.lanes.clear();
         inner.streams.clear();
+    }
+}
+
+/// The lock under which an operation of rank `rank` runs, if the group lives and this is its process.
+pub(crate) fn begin<'a, T>(
+    inner: &'a Mutex<T>,
+    group: &GroupState,
+    process: u32,
+    rank: usize,
+) -> Result<MutexGuard<'a, T>> {
+    if std::process::id() != process {
+        let text = format!("the group belongs to process {process}; a forked child cannot use it");
+        return Err(Error::new(Kind::Misuse, text).with_rank(rank));
+    }
+    let inner = inner.lock();
+    match group.check() {
+        Ok(()) => Ok(inner),
+        Err(e) if e.kind() == Kind::Closed => Err(e),
+        Err(e) => Err(Error::poisoned(&e).with_rank(rank)),
     }
 }
 

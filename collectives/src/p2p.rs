@@ -32,27 +32,31 @@ fn header(sequence: u64, bytes: usize) -> [u8; HEADER] {
 pub(crate) struct SendStripe<'a, S> {
     tx: &'a mut S,
     header: [u8; HEADER],
-    /// Where the header begins: stripes other than the first send none.
+    /// How much of the header is sent: all of it on stripes that have none.
     header_sent: usize,
     data: &'a [u8],
     sent: usize,
     flushed: bool,
 }
 
-/// The stripes that carry `data` as message `sequence`.
-pub(crate) fn send<'a, S: Sender>(txs: &'a mut [S], sequence: u64, data: &'a [u8]) -> Vec<SendStripe<'a, S>> {
+/// The stripes that carry `data`: as message `sequence`, or without a header.
+pub(crate) fn send<'a, S: Sender>(
+    txs: impl ExactSizeIterator<Item = &'a mut S>,
+    sequence: Option<u64>,
+    data: &'a [u8],
+) -> Vec<SendStripe<'a, S>> {
     let per = per_stripe(data.len(), txs.len());
-    let head = header(sequence, data.len());
+    let head = sequence.map_or([0; HEADER], |sequence| header(sequence, data.len()));
+    let heads = |index: usize| index == 0 && sequence.is_some();
     let part = |i: usize| data.get(i * per..).map_or(&[] as &[u8], |rest| &rest[..rest.len().min(per)]);
-    txs.iter_mut()
-        .enumerate()
+    txs.enumerate()
         .map(|(index, tx)| SendStripe {
             tx,
             header: head,
-            header_sent: if index == 0 { 0 } else { HEADER },
+            header_sent: if heads(index) { 0 } else { HEADER },
             data: part(index),
             sent: 0,
-            flushed: index > 0 && part(index).is_empty(),
+            flushed: !heads(index) && part(index).is_empty(),
         })
         .collect()
 }
@@ -153,8 +157,11 @@ pub(crate) struct RecvStripe<'a, R> {
     got: usize,
 }
 
-/// The stripes that bring a message's data, once its header has come.
-pub(crate) fn receive<'a, R: Receiver>(rxs: &'a mut [R], data: &'a mut [u8]) -> Vec<RecvStripe<'a, R>> {
+/// The stripes that bring a message's data, once its header, if it has one, has come.
+pub(crate) fn receive<'a, R: Receiver>(
+    rxs: impl ExactSizeIterator<Item = &'a mut R>,
+    data: &'a mut [u8],
+) -> Vec<RecvStripe<'a, R>> {
     let per = per_stripe(data.len(), rxs.len());
     let mut rest = data;
     let mut stripes = Vec::with_capacity(rxs.len());

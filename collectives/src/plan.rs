@@ -104,8 +104,13 @@ impl LanePlan {
     }
 
     /// A rotation of `place.size` segments that starts with sending segment `first`.
-    fn rotation(place: Place, lane: usize, first: impl Fn(Direction) -> usize, cut: Cut, steps: Moves) -> Self {
-        let direction = direction_of(lane);
+    fn rotation(
+        place: Place,
+        direction: Direction,
+        first: impl Fn(Direction) -> usize,
+        cut: Cut,
+        steps: Moves,
+    ) -> Self {
         let mut plan = Self {
             direction,
             segments: place.size,
@@ -146,20 +151,50 @@ fn direction_of(i: usize) -> Direction {
     if i.is_multiple_of(2) { Direction::Right } else { Direction::Left }
 }
 
+/// The direction of MLX's lane `i`: there, the first of a connection's two lanes sends to the left.
+fn mlx_direction_of(i: usize) -> Direction {
+    if i.is_multiple_of(2) { Direction::Left } else { Direction::Right }
+}
+
+/// Up to how many bytes per segment (all-reduce) or per rank (all-gather) MLX adds no further lane.
+const MLX_LANE_BYTES: usize = 262_144;
+
 /// All-reduce of `elements` of `width` bytes: lane i works on the i-th of `lanes` equal parts, in `size` segments of
 /// which each is reduced once round the ring and then copied once round it. Segment j starts at rank j and is reduced as
 /// ((x_j + x_{j+1}) + x_{j+2}) + … by a lane to the right, with falling indices by one to the left.
 pub fn all_reduce(place: Place, elements: usize, width: usize, lanes: usize) -> Vec<LanePlan> {
-    let step = elements.div_ceil(lanes.max(1));
+    reducing_rings(place, elements, width, (0..lanes.max(1)).map(direction_of))
+}
+
+/// MLX's all-reduce of `elements` of `width` bytes over `connections` connections per neighbour
+/// (`mlx/distributed/ring/ring.cpp`): [`all_reduce`] with other lanes. Lane i is on connection ⌊i/2⌋; even ones send to
+/// the left, odd ones to the right. Of fewer elements than ranks, also of none, it is an all-reduce of `size` elements,
+/// padded with zeros, on one lane to the right on connection 0.
+pub fn mlx_all_reduce(place: Place, elements: usize, width: usize, connections: usize) -> Vec<LanePlan> {
+    if elements < place.size {
+        return reducing_rings(place, place.size, width, std::iter::once(Direction::Right));
+    }
+    let lanes = (elements * width / (place.size * MLX_LANE_BYTES)).clamp(1, 2 * connections.max(1));
+    reducing_rings(place, elements, width, (0..lanes).map(mlx_direction_of))
+}
+
+/// As [`all_reduce`], with the directions of the lanes.
+fn reducing_rings(
+    place: Place,
+    elements: usize,
+    width: usize,
+    lanes: impl ExactSizeIterator<Item = Direction>,
+) -> Vec<LanePlan> {
+    let step = elements.div_ceil(lanes.len());
     let turns = place.size - 1;
-    let lane = |i: usize| {
+    let lane = |(i, direction): (usize, Direction)| {
         let (start, end) = ((i * step).min(elements), ((i + 1) * step).min(elements));
         let each = (end - start).div_ceil(place.size) * width;
         let cut = Cut { base: start * width, stride: each, each, total: (end - start) * width };
         let moves = Moves { sends: 2 * turns, receives: 2 * turns, reducing: turns };
-        LanePlan::rotation(place, i, |_| place.rank, cut, moves)
+        LanePlan::rotation(place, direction, |_| place.rank, cut, moves)
     };
-    (0..lanes.max(1)).map(lane).collect()
+    lanes.enumerate().map(lane).collect()
 }
 
 /// Reduce-scatter of `size` blocks of `elements` of `width` bytes each: rank r ends with block r reduced, the other
@@ -171,12 +206,24 @@ pub fn reduce_scatter(place: Place, elements: usize, width: usize, lanes: usize)
         Direction::Left => place.right(1),
     };
     let moves = |_| Moves { sends: turns, receives: turns, reducing: turns };
-    blocks(place, elements * width, width, lanes, first, moves)
+    blocks(place, elements * width, width, (0..lanes.max(1)).map(direction_of), first, moves)
 }
 
 /// All-gather of `bytes` per rank: every rank's block goes once round the ring, lane i moving the i-th of `lanes` equal
 /// parts of every block.
 pub fn all_gather(place: Place, bytes: usize, lanes: usize) -> Vec<LanePlan> {
+    gathering_rings(place, bytes, (0..lanes.max(1)).map(direction_of))
+}
+
+/// MLX's all-gather of `bytes` per rank over `connections` connections per neighbour (`mlx/distributed/ring/ring.cpp`):
+/// [`all_gather`] with lanes as [`mlx_all_reduce`] has them.
+pub fn mlx_all_gather(place: Place, bytes: usize, connections: usize) -> Vec<LanePlan> {
+    let lanes = (bytes / MLX_LANE_BYTES).clamp(1, 2 * connections.max(1));
+    gathering_rings(place, bytes, (0..lanes).map(mlx_direction_of))
+}
+
+/// As [`all_gather`], with the directions of the lanes.
+fn gathering_rings(place: Place, bytes: usize, lanes: impl ExactSizeIterator<Item = Direction>) -> Vec<LanePlan> {
     let turns = place.size - 1;
     blocks(place, bytes, 1, lanes, |_| place.rank, |_| Moves { sends: turns, receives: turns, reducing: 0 })
 }
@@ -190,7 +237,7 @@ pub fn both_ways(place: Place, bytes: usize) -> Vec<LanePlan> {
     };
     let moves = |direction| Moves { sends: hops(direction), receives: hops(direction), reducing: 0 };
     let cut = || Cut { base: 0, stride: bytes, each: bytes, total: bytes * place.size };
-    let lane = |i| LanePlan::rotation(place, i, |_| place.rank, cut(), moves(direction_of(i)));
+    let lane = |i| LanePlan::rotation(place, direction_of(i), |_| place.rank, cut(), moves(direction_of(i)));
     (0..if hops(Direction::Left) > 0 { 2 } else { 1 }).map(lane).collect()
 }
 
@@ -228,18 +275,18 @@ fn blocks(
     place: Place,
     bytes: usize,
     width: usize,
-    lanes: usize,
+    lanes: impl ExactSizeIterator<Item = Direction>,
     first: impl Fn(Direction) -> usize,
     moves: impl Fn(Direction) -> Moves,
 ) -> Vec<LanePlan> {
-    let per = (bytes / width).div_ceil(lanes.max(1)) * width;
-    let lane = |i: usize| {
+    let per = (bytes / width).div_ceil(lanes.len()) * width;
+    let lane = |(i, direction): (usize, Direction)| {
         let (start, end) = ((i * per).min(bytes), ((i + 1) * per).min(bytes));
         let each = end - start;
         let cut = Cut { base: start, stride: bytes, each, total: each * place.size };
-        LanePlan::rotation(place, i, &first, cut, moves(direction_of(i)))
+        LanePlan::rotation(place, direction, &first, cut, moves(direction))
     };
-    (0..lanes.max(1)).map(lane).collect()
+    lanes.enumerate().map(lane).collect()
 }
 
 /// Lends each lane its segments of `data`, lane by lane in the order of `plans`, each by segment index.
@@ -284,6 +331,9 @@ mod tests {
                             all_gather(place, len, lanes),
                             both_ways(place, len),
                             broadcast(place, size / 2, len, lanes),
+                            mlx_all_reduce(place, len, 4, lanes),
+                            mlx_all_reduce(place, len << 17, 4, lanes),
+                            mlx_all_gather(place, len << 14, lanes),
                         ]
                     };
                     let all: Vec<_> = (0..size).map(plans).collect();
@@ -353,5 +403,31 @@ mod tests {
             }
             assert!(seen.iter().all(|&n| n == 1), "{place:?}: {seen:?}");
         }
+    }
+
+    #[test]
+    fn mlxs_lanes_are_two_to_a_connection_and_the_first_sends_to_the_left() {
+        use Direction::{Left, Right};
+        let place = Place { rank: 1, size: 3 };
+        let directions = |plans: Vec<LanePlan>| plans.iter().map(|p| p.direction).collect::<Vec<_>>();
+        let threshold = |lanes: usize| lanes * 3 * MLX_LANE_BYTES / 4;
+        for len in [3, 4, threshold(1), threshold(2) - 1] {
+            assert_eq!(directions(mlx_all_reduce(place, len, 4, 2)), [Left]);
+        }
+        assert_eq!(directions(mlx_all_reduce(place, threshold(2), 4, 2)), [Left, Right]);
+        assert_eq!(directions(mlx_all_reduce(place, threshold(4) - 1, 4, 2)), [Left, Right, Left]);
+        for lanes in [4, 5, 100] {
+            assert_eq!(directions(mlx_all_reduce(place, threshold(lanes), 4, 2)), [Left, Right, Left, Right]);
+        }
+        // Fewer elements than ranks go another way, as one element for each rank.
+        for len in 0..3 {
+            let plans = mlx_all_reduce(place, len, 4, 2);
+            assert_eq!(plans.iter().map(|p| p.range(2)).collect::<Vec<_>>(), [8..12]);
+            assert_eq!(directions(plans), [Right]);
+        }
+        assert_eq!(directions(mlx_all_gather(place, 0, 2)), [Left]);
+        assert_eq!(directions(mlx_all_gather(place, 2 * MLX_LANE_BYTES - 1, 2)), [Left]);
+        assert_eq!(directions(mlx_all_gather(place, 3 * MLX_LANE_BYTES, 2)), [Left, Right, Left]);
+        assert_eq!(directions(mlx_all_gather(place, 9 * MLX_LANE_BYTES, 1)), [Left, Right]);
     }
 }

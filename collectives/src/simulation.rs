@@ -79,7 +79,7 @@ fn run(
         for (i, ((plan, segments), (tx, rx))) in plans.iter().zip(segments).zip(halves).enumerate() {
             let mut plan = plan.clone();
             plan.head += lead;
-            lanes.push(Lane::new(i, (tx, rx), plan, segments, call, reducer));
+            lanes.push(Lane::new(i, (tx, rx), plan, segments, Some(call), reducer));
         }
     }
     let mut choices = Choices(seed);

@@ -9,6 +9,9 @@ use rayon_core::{ThreadPool, ThreadPoolBuilder};
 use crate::control::GroupState;
 use crate::drive::{Task, Team, Watch, drive};
 
+/// A message is worth several threads from this many bytes on.
+const THREADED: u64 = 4 << 20;
+
 /// Up to `threads` threads, the caller's included.
 pub(crate) struct Workers {
     threads: usize,
@@ -26,9 +29,10 @@ impl Workers {
         Self { threads: threads.max(1), pool: None }
     }
 
-    /// Moves `tasks` to their end, as [`drive`] does, in as many threads as there are tasks and threads for.
-    pub(crate) fn drive<T: Task + Send>(&mut self, tasks: &mut [T], watch: &Watch<'_>) -> Result<()> {
-        if self.threads.min(tasks.len()) < 2 {
+    /// Moves `tasks`, a call on `bytes`, to their end, as [`drive`] does: in this thread, or in as many as there are tasks
+    /// and threads for when that is worth it.
+    pub(crate) fn drive<T: Task + Send>(&mut self, tasks: &mut [T], bytes: u64, watch: &Watch<'_>) -> Result<()> {
+        if bytes < THREADED || self.threads.min(tasks.len()) < 2 {
             return drive(tasks, watch, &Team::default());
         }
         let pool = match self.pool.take() {

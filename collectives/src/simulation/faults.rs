@@ -257,7 +257,7 @@ impl Rank {
         let halves = std::mem::take(&mut self.halves).into_iter();
         let lanes = halves.zip(plans).zip(segments).enumerate();
         let lanes =
-            lanes.map(|(i, ((half, plan), segments))| Lane::new(i, half, plan, segments, call, Some(u32_sum())));
+            lanes.map(|(i, ((half, plan), segments))| Lane::new(i, half, plan, segments, Some(call), Some(u32_sum())));
         self.doing = Doing::Moving { lanes: lanes.collect(), since: now };
     }
 
