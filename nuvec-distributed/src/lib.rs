@@ -27,7 +27,7 @@
 //! | `NUVEC_DISTRIBUTED_KEY` | a secret of at least 16 bytes that every rank must have (none) |
 //! | `NUVEC_DISTRIBUTED_NAME` | the group's name; groups of different names refuse each other (empty) |
 //! | `NUVEC_DISTRIBUTED_SPIN_US` | whole microseconds, up to a second, that an operation tries before it sleeps; 0: never (50) |
-//! | `NUVEC_DISTRIBUTED_WIRE` | `native`; `mlx` is an error in this version (`native`) |
+//! | `NUVEC_DISTRIBUTED_WIRE` | `native`, or `mlx` to join a ring of MLX programs, see [`Wire`] (`native`) |
 //! | `MLX_RING_VERBOSE` | set, whatever the value: the steps of connecting are logged at level `info` (`debug`) |
 //!
 //! They are [`init`]'s alone: [`init_with`] and [`connect`] read none and take [`Options`]. A value that is wrong, and an
@@ -68,6 +68,7 @@ mod convert;
 mod options;
 mod ring;
 mod session;
+mod wire;
 
 use nuvec_core::distributed::{Group, set_default_group};
 use nuvec_core::{Error, Result};
@@ -76,7 +77,7 @@ use parking_lot::Mutex;
 
 pub use nuvec_collectives::{CallStatus, Counts, RankState, RankStatus};
 pub use nuvec_transport::GroupId;
-pub use options::Options;
+pub use options::{Options, Wire};
 pub use session::{Session, Status, connect};
 
 /// A kind of transport.
@@ -140,9 +141,6 @@ fn connect_environment(vars: &dyn launch_env::Vars, backend: Backend) -> Result<
     match (env.ring, env.jaccl, backend) {
         (None, None, _) => Ok(None),
         (Some(ring), _, Backend::Any | Backend::Ring) => {
-            if env.settings.wire == Some(launch_env::WireName::Mlx) {
-                return Err(invalid("NUVEC_DISTRIBUTED_WIRE: this version speaks only the native wire, not mlx"));
-            }
             Ok(Some((Backend::Ring, Session::connect(&ring, &Options::from(env.settings))?.group())))
         }
         (None, Some(_), Backend::Ring) => Err(invalid(
@@ -264,13 +262,17 @@ mod tests {
     }
 
     #[test]
-    fn the_mlx_wire_is_an_error_that_says_so() {
+    fn the_wire_is_the_environments_and_mlxs_has_no_key() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(&file, r#"[["127.0.0.1:5000"], ["127.0.0.1:5001"]]"#).unwrap();
-        let vars =
-            [("MLX_HOSTFILE", file.path().to_str().unwrap()), ("MLX_RANK", "0"), ("NUVEC_DISTRIBUTED_WIRE", "mlx")];
-        let e = connect_environment(&environment(&vars), Backend::Any).expect_err("no mlx wire yet");
-        assert!(e.to_string().contains("NUVEC_DISTRIBUTED_WIRE"), "{e}");
+        let vars = [
+            ("MLX_HOSTFILE", file.path().to_str().unwrap()),
+            ("MLX_RANK", "0"),
+            ("NUVEC_DISTRIBUTED_WIRE", "mlx"),
+            ("NUVEC_DISTRIBUTED_KEY", "a key of more than sixteen bytes"),
+        ];
+        let e = connect_environment(&environment(&vars), Backend::Any).expect_err("a key");
+        assert!(matches!(&e, Error::InvalidArgument(text) if text.contains("MLX's wire has no key")), "{e}");
     }
 
     #[test]

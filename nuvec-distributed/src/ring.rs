@@ -2,17 +2,13 @@
 
 use std::sync::{Arc, Weak};
 
-use nuvec_collectives as collectives;
 use nuvec_core::distributed::{AllReduce, Communicator, Group};
 use nuvec_core::{Error, Result};
 use nuvec_launch_env as launch_env;
-use nuvec_transport::Peer;
-use nuvec_transport_tcp as tcp;
 use parking_lot::{Mutex, RwLock};
 
+use crate::wire::Collectives;
 use crate::{Options, convert};
-
-type Collectives = collectives::Communicator<tcp::TcpFabric>;
 
 /// Every tree of groups that this process has open, for [`crate::shutdown`]. nuvec keeps groups for ever, and so they
 /// outlive any handle.
@@ -49,20 +45,7 @@ pub(crate) struct Root {
 impl Root {
     /// Connects this rank of `ring`, which has at least two ranks.
     pub(crate) fn connect(ring: &launch_env::Ring, options: &Options) -> Result<Self> {
-        let peer = |(rank, node): (usize, &Vec<launch_env::Address>)| {
-            Peer::new(rank, node.first().map(ToString::to_string).unwrap_or_default())
-        };
-        let peers: Vec<_> = ring.nodes.iter().enumerate().map(peer).collect();
-        let address = |a: &launch_env::Address| tcp::Address::new(a.host(), a.port());
-        let nodes: Vec<Vec<_>> = ring.nodes.iter().map(|node| node.iter().map(address).collect()).collect();
-        let control = collectives::Control::new(ring.rank, peers, options.timeout);
-        let collectives = tcp_options(options)
-            .and_then(|tcp_options| tcp::connect(&nodes, ring.rank, &tcp_options, control.handler()))
-            .and_then(|fabric| {
-                let mut settings = collectives::Options::default();
-                settings.spin = options.spin.unwrap_or(settings.spin);
-                Collectives::new(fabric, control, settings)
-            });
+        let collectives = Collectives::connect(ring, options);
         let tree = Arc::new(Tree { process: std::process::id(), groups: Mutex::new(Some(Vec::new())) });
         let member = tree.grow(collectives.map_err(convert::transport)?)?;
         TREES.lock().push(tree.clone());
@@ -164,20 +147,15 @@ impl Communicator for Member {
     fn split(&self, color: i32, key: i32) -> Result<Arc<dyn Communicator>> {
         let (collectives, tree) = self.live(|live| (live.collectives.clone(), live.tree.upgrade()))?;
         let tree = tree.ok_or_else(|| closed(self.rank))?;
-        Ok(tree.grow(collectives.split(color, key).map_err(convert::transport)?)?)
+        match &*collectives {
+            Collectives::Native(native) => {
+                let split = native.split(color, key).map_err(convert::transport)?;
+                Ok(tree.grow(Collectives::Native(split))?)
+            }
+            // In nuvec's own words.
+            Collectives::Mlx(_) => Err(crate::invalid("this backend does not split groups (as MLX's ring)")),
+        }
     }
-}
-
-fn tcp_options(options: &Options) -> nuvec_transport::Result<tcp::Options> {
-    let tcp_options = tcp::Options::default()
-        .timeout(options.timeout)
-        .name(options.name.as_str())
-        .agreement(collectives::AGREEMENT)
-        .verbose(options.verbose);
-    Ok(match &options.key {
-        Some(key) => tcp_options.key(tcp::Key::new(key.as_bytes())?),
-        None => tcp_options,
-    })
 }
 
 /// nuvec's group of a member.

@@ -47,7 +47,7 @@ impl Session {
     }
 
     /// What every rank does, as it last said at most about a second ago, in this group and those split from it; and how
-    /// much this rank has done in this one. Never blocks, so another thread may ask while a call waits. A group that has
+    /// much this rank has done in this one. On MLX's wire no rank tells what it does, and this one alone is in it. Never blocks, so another thread may ask while a call waits. A group that has
     /// failed has a status still. Errors ([`Error::InvalidArgument`](nuvec_core::Error)): the group is closed; this is a
     /// forked child.
     pub fn status(&self) -> Result<Status> {
@@ -56,7 +56,7 @@ impl Session {
         Ok(Status { ranks: collectives.status(), counters: Some(collectives.counters()) })
     }
 
-    /// Returns once every rank has called it. Blocks and fails as a collective.
+    /// Returns once every rank has called it. Blocks and fails as a collective. Errors: MLX's wire has no barrier.
     pub fn barrier(&self) -> Result<()> {
         match &self.root {
             Some(root) => root.member.collectives()?.barrier().map_err(convert::transport),

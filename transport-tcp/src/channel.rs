@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 
 use nuvec_transport::{Channel, Error, Interest, Kind, Park, Peer, Receiver, Result, Sender};
 
+use crate::hello::MAGIC;
 use crate::socket::Stream;
 
 /// The scratch that [`TcpReceiver::try_recv_with`] receives into.
@@ -46,10 +47,30 @@ impl TcpChannel {
         Self { sender: TcpSender { connection: Arc::clone(&connection) }, receiver: TcpReceiver::new(connection) }
     }
 
+    /// A connection of MLX's wire: what comes first must not be the native wire's hello.
+    pub(crate) fn of_mlx(stream: Stream, peer: Peer) -> Self {
+        let mut this = Self::new(stream, peer);
+        this.receiver.unheard = true;
+        this
+    }
+
     /// Whether the peer still holds it, as far as is known here.
     pub(crate) fn is_open(&self) -> bool {
         self.sender.connection.is_open()
     }
+}
+
+/// Whether `stream` begins as the native wire does; `None` while nothing has come.
+pub(crate) fn begins_native(stream: &Stream) -> io::Result<Option<bool>> {
+    let mut first = [0; MAGIC.len()];
+    Ok(stream.peek(&mut first)?.map(|n| first[..n] == MAGIC))
+}
+
+/// The error of a peer that speaks the native wire to a rank that speaks MLX's.
+pub(crate) fn speaks_native(peer: &Peer) -> Error {
+    Error::new(Kind::Mismatch, "speaks nuvec's native wire, this rank MLX's")
+        .with_peer(peer)
+        .with_advice("give every rank of the ring the same wire")
 }
 
 impl Channel for TcpChannel {
@@ -101,16 +122,34 @@ pub struct TcpReceiver {
     connection: Arc<Connection>,
     /// Empty until it is needed: a half that receives in place never needs it.
     scratch: Vec<u8>,
+    /// Whether nothing has come yet on MLX's wire, where what comes first is looked at.
+    unheard: bool,
 }
 
 impl TcpReceiver {
     fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, scratch: Vec::new() }
+        Self { connection, scratch: Vec::new(), unheard: false }
     }
 
     /// The receiver of a connection that is only received on: its other direction is neither used nor ended.
     pub(crate) fn alone(stream: Stream, peer: Peer) -> Self {
         Self::new(Arc::new(Connection { stream, peer }))
+    }
+
+    /// Refuses a stream of the native wire before anything of it is taken for data.
+    fn refuse_native(&mut self) -> Result<()> {
+        if !self.unheard {
+            return Ok(());
+        }
+        match begins_native(&self.connection.stream) {
+            Ok(Some(true)) => Err(speaks_native(&self.connection.peer)),
+            Ok(Some(false)) => {
+                self.unheard = false;
+                Ok(())
+            }
+            // An error shows in the receive that follows.
+            Ok(None) | Err(_) => Ok(()),
+        }
     }
 
     /// The connection, for as long as a half of it lives.
@@ -133,6 +172,7 @@ impl Receiver for TcpReceiver {
         if into.is_empty() {
             return Ok(0);
         }
+        self.refuse_native()?;
         receive(&self.connection, into)
     }
 
@@ -141,6 +181,7 @@ impl Receiver for TcpReceiver {
         if max == 0 {
             return Ok(0);
         }
+        self.refuse_native()?;
         if self.scratch.is_empty() {
             self.scratch = vec![0; SCRATCH];
         }

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use nuvec_transport::{Error, Kind, Peer, Rejection};
+use nuvec_transport::{Error, Interest, Kind, Park, Peer, Rejection};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::Address;
@@ -77,7 +77,8 @@ enum State {
 pub(crate) struct Dial {
     peer: Peer,
     address: Address,
-    open: Open,
+    /// What it asks of the peer in the hello; without one, a connection that stands is all that is wanted.
+    open: Option<Open>,
     began: Instant,
     deadline: Instant,
     tries: u64,
@@ -92,8 +93,9 @@ pub(crate) struct Dial {
 }
 
 impl Dial {
-    /// A dial to `address`, where `peer` is expected; it begins at the next [`step`](Dial::step).
-    pub(crate) fn new(peer: Peer, address: Address, open: Open, now: Instant, deadline: Instant) -> Self {
+    /// A dial to `address`, where `peer` is expected; it begins at the next [`step`](Dial::step). Without `open` there is no
+    /// hello.
+    pub(crate) fn new(peer: Peer, address: Address, open: Option<Open>, now: Instant, deadline: Instant) -> Self {
         Self {
             peer,
             address,
@@ -152,7 +154,8 @@ impl Dial {
                         let text = format!("did not answer{}: nothing listens", at(&self.address, *address));
                         self.failed(now, Error::new(Kind::TimedOut, text));
                     }
-                    Ok(true) => self.greet(now, identity),
+                    Ok(true) if self.open.is_some() => self.greet(now, identity),
+                    Ok(true) => return self.take_stream().map(Ok),
                 },
                 State::Greeting { .. } => match self.hello(now) {
                     Hello::Waits => return None,
@@ -176,6 +179,14 @@ impl Dial {
                 let flags = if output.is_empty() { PollFlags::IN } else { PollFlags::OUT };
                 Some(PollFd::from_borrowed_fd(stream.as_fd(), flags))
             }
+        }
+    }
+
+    /// The same, of a dial without a hello.
+    pub(crate) fn park(&self) -> Option<Park<'_>> {
+        match &self.state {
+            State::Connecting { stream, .. } => Some(Park::Fd(stream.as_fd(), Interest::Writable)),
+            State::Resting { .. } | State::Resolving | State::Greeting { .. } => None,
         }
     }
 
@@ -233,11 +244,14 @@ impl Dial {
     }
 
     fn rest_awhile(&mut self, now: Instant) {
-        if now.saturating_duration_since(self.began) > EAGER {
+        // MLX listens for a moment only, so there the pauses stay short.
+        if self.open.is_some() && now.saturating_duration_since(self.began) > EAGER {
             self.pause = (self.pause * 3 / 2).min(LONG_PAUSE);
         }
         // Ranks that dial each other's neighbours at the same pace would meet each other's bad moments for ever.
-        let jitter = SHORT_PAUSE.mul_f64((self.tries * 37 + u64::from(self.open.from) * 13) as f64 % 50.0 / 50.0);
+        let jitter = SHORT_PAUSE.mul_f64(
+            (self.tries * 37 + u64::from(self.open.as_ref().map_or(0, |open| open.from)) * 13) as f64 % 50.0 / 50.0,
+        );
         let mut pause = self.pause + jitter;
         if self.failure.as_ref().is_some_and(|failure| failure.kind() == Kind::Rejected(Rejection::NotYet)) {
             pause = pause.min(self.not_yet_pause);
@@ -249,8 +263,9 @@ impl Dial {
     /// Begins the hello on the connection that stands now.
     fn greet(&mut self, now: Instant, identity: &Identity) {
         let resting = State::Resting { until: now };
+        let Some(open) = self.open.clone() else { return };
         let State::Connecting { stream, .. } = std::mem::replace(&mut self.state, resting) else { return };
-        match Dialler::new(identity, self.open.clone()) {
+        match Dialler::new(identity, open) {
             Ok(mut hello) => {
                 let output = hello.take_output();
                 self.state = State::Greeting { stream, hello: Box::new(hello), output, until: now + HELLO };
@@ -259,6 +274,14 @@ impl Dial {
                 let what = format!("could not be greeted: {}", e.what());
                 self.failed(now, e.with_what(what));
             }
+        }
+    }
+
+    /// The connection, once the dial is over.
+    fn take_stream(&mut self) -> Option<Stream> {
+        match std::mem::replace(&mut self.state, State::Resting { until: self.deadline }) {
+            State::Connecting { stream, .. } | State::Greeting { stream, .. } => Some(stream),
+            State::Resting { .. } | State::Resolving => None,
         }
     }
 
@@ -280,12 +303,7 @@ impl Dial {
                 }
             }
             if hello.accepted() && output.is_empty() {
-                let State::Greeting { stream, .. } =
-                    std::mem::replace(&mut self.state, State::Resting { until: self.deadline })
-                else {
-                    return Hello::Waits;
-                };
-                return Hello::Stands(stream);
+                return self.take_stream().map_or(Hello::Waits, Hello::Stands);
             }
             let want = hello.needs().min(into.len());
             let got = match if want == 0 { Ok(None) } else { stream.recv(&mut into[..want]) } {
@@ -328,7 +346,7 @@ mod tests {
 
     fn dial(address: SocketAddr, now: Instant) -> Dial {
         let address = Address::new(address.ip().to_string(), address.port());
-        Dial::new(Peer::new(1, address.to_string()), address, open(), now, now + Duration::from_secs(10))
+        Dial::new(Peer::new(1, address.to_string()), address, Some(open()), now, now + Duration::from_secs(10))
     }
 
     /// Names are not asked for here.

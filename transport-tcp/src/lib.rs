@@ -1,4 +1,4 @@
-//! A ring of ranks over TCP: nuvec's native wire.
+//! A ring of ranks over TCP: nuvec's native wire, and in [`mlx`] MLX's.
 //!
 //! [`connect`] forms a group: it listens, dials the right neighbour, is dialled by the left one, and returns a
 //! [`TcpFabric`] once every rank is there, or an error that names who is not. The fabric hands out the ring's
@@ -82,6 +82,7 @@ mod key;
 mod link;
 mod listen;
 mod log;
+pub mod mlx;
 mod options;
 mod pending;
 mod resolve;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use nuvec_transport::{Deadline, Error, Kind, Result};
 use rustix::event::{PollFd, PollFlags};
 
+use crate::Address;
 use crate::context::Context;
 use crate::log::{Warning, step};
 use crate::resolve;
@@ -30,32 +31,7 @@ impl Listeners {
     pub(crate) fn bind(context: &Context, deadline: Deadline) -> Result<Self> {
         let mut sockets = Vec::new();
         for own in &context.nodes[context.rank] {
-            if own.port() == 0 {
-                let what = format!("cannot listen on {own}: port 0 is no port that others can dial");
-                return Err(context.error(Kind::Misuse, what));
-            }
-            let all = resolve::within(own, deadline)
-                .map_err(|text| context.error(Kind::Io, format!("cannot listen on {own}: not resolved: {text}")))?;
-            let mut failed = None;
-            let before = sockets.len();
-            for address in all {
-                match Listening::bind(address) {
-                    Ok(socket) => {
-                        step!(context.options.verbose, "rank {}: listening on {address}", context.rank);
-                        sockets.push(socket);
-                    }
-                    Err(e) => {
-                        step!(context.options.verbose, "rank {}: not listening on {address}: {e}", context.rank);
-                        failed = Some((address, e));
-                    }
-                }
-            }
-            if let Some((address, e)) = failed.filter(|_| sockets.len() == before) {
-                let resolved =
-                    if own.to_string() == address.to_string() { String::new() } else { format!(" ({address})") };
-                let error = Error::from_io("bind", format!("cannot listen on {own}{resolved}"), &e);
-                return Err(error.with_rank(context.rank));
-            }
+            sockets.extend(listen(context, own, deadline)?);
         }
         Ok(Self { sockets, ..Self::none() })
     }
@@ -116,5 +92,36 @@ impl Listeners {
                 }
             }
         }
+    }
+}
+
+/// Listens on one of this rank's addresses: on everything local that it resolves to, at least one.
+pub(crate) fn listen(context: &Context, own: &Address, deadline: Deadline) -> Result<Vec<Listening>> {
+    if own.port() == 0 {
+        let what = format!("cannot listen on {own}: port 0 is no port that others can dial");
+        return Err(context.error(Kind::Misuse, what));
+    }
+    let all = resolve::within(own, deadline)
+        .map_err(|text| context.error(Kind::Io, format!("cannot listen on {own}: not resolved: {text}")))?;
+    let (mut sockets, mut failed) = (Vec::new(), None);
+    for address in all {
+        match Listening::bind(address) {
+            Ok(socket) => {
+                step!(context.options.verbose, "rank {}: listening on {address}", context.rank);
+                sockets.push(socket);
+            }
+            Err(e) => {
+                step!(context.options.verbose, "rank {}: not listening on {address}: {e}", context.rank);
+                failed = Some((address, e));
+            }
+        }
+    }
+    match failed {
+        Some((address, e)) if sockets.is_empty() => {
+            let resolved = if own.to_string() == address.to_string() { String::new() } else { format!(" ({address})") };
+            let error = Error::from_io("bind", format!("cannot listen on {own}{resolved}"), &e);
+            Err(error.with_rank(context.rank))
+        }
+        _ => Ok(sockets),
     }
 }

@@ -267,7 +267,7 @@ impl Service {
         let address = context.nodes[to][index].clone();
         // A moment more than forming has: forming's own end tells the whole story.
         let deadline = self.forming_timer().unwrap_or(now) + Duration::from_secs(1);
-        self.dials.add(purpose, Dial::new(context.peer(to, index), address, open, now, deadline));
+        self.dials.add(purpose, Dial::new(context.peer(to, index), address, Some(open), now, deadline));
     }
 
     /// Begins to dial a stream's stripes.
@@ -276,7 +276,7 @@ impl Service {
         for index in 0..self.context.connections {
             let open = self.context.open(Role::P2p, index, to, self.session, group.0);
             let address = self.context.nodes[to][index].clone();
-            let dial = Dial::new(self.context.peer(to, index), address, open, now, deadline.instant());
+            let dial = Dial::new(self.context.peer(to, index), address, Some(open), now, deadline.instant());
             self.dials.add(Purpose::Stripe(key, index), dial);
         }
     }

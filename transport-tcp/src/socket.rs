@@ -203,6 +203,14 @@ impl Stream {
         }
     }
 
+    /// The first bytes that are there, without taking them: `None` when nothing is, `Some(0)` at the end of the stream.
+    pub(crate) fn peek(&self, into: &mut [u8]) -> io::Result<Option<usize>> {
+        match retry(|| Ok(rustix::net::recv(&self.socket, &mut *into, rustix::net::RecvFlags::PEEK)?.1)) {
+            Err(e) if would_block(&e) => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
     /// Ends the sending direction, after everything that was sent. A forked child of the process that made the
     /// connection ends nothing: close(2) concerns its own descriptor alone, but shutdown(2) would end the parent's
     /// connection.

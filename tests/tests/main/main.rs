@@ -2,6 +2,7 @@
 
 mod checks;
 mod death;
+mod mlx;
 mod situations;
 
 use std::path::Path;

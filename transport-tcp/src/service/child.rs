@@ -21,7 +21,7 @@ impl Service {
             let address = self.context.nodes[right][index].clone();
             // A moment more than the ring has: its own end tells the whole story.
             let until = deadline + Duration::from_secs(1);
-            let dial = Dial::new(self.context.peer(right, index), address, open, now, until);
+            let dial = Dial::new(self.context.peer(right, index), address, Some(open), now, until);
             self.dials.add(Purpose::ChildRing { group, right, index }, dial);
         }
     }
