@@ -114,8 +114,8 @@ fn lengths(n: usize, connections: usize, unit: usize, width: usize) -> (Vec<usiz
     (short, long.collect())
 }
 
-/// The cases of a ring: all of them, or every pair of operation and type with every short length, and every threshold with
-/// every operation, the types taking turns.
+/// The cases of a ring: all of them, or every pair of operation and type with every short length, and every threshold,
+/// where types and reductions take turns.
 fn cases(n: usize, connections: usize, exhaustive: bool) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut turn = 0;
@@ -125,7 +125,9 @@ fn cases(n: usize, connections: usize, exhaustive: bool) -> Vec<Case> {
         for i in 0..3 * (2 * connections + 1) {
             for (k, &(dtype, width)) in DTYPES.iter().enumerate() {
                 let (_, long) = lengths(n, connections, unit, width);
-                if let Some(&len) = long.get(i).filter(|_| exhaustive || k == turn % DTYPES.len()) {
+                // Of the reductions one has its turn at each length.
+                let due = k == turn % DTYPES.len() && (operation == "all_gather" || operation == REDUCTIONS[i % 3]);
+                if let Some(&len) = long.get(i).filter(|_| exhaustive || due) {
                     cases.push((operation, dtype, len));
                 }
             }
@@ -241,4 +243,60 @@ fn nuvecs_arrays_have_the_bits_of_mlx_in_a_ring_with_it() {
     cases.retain(|(operation, ..)| operation.starts_with("all_"));
     let expected = run(python, &[Kind::Mlx; 2], 2, &cases);
     compare(&ring, 2, &cases, &run(python, &ring, 2, &cases), &expected);
+}
+
+#[test]
+fn an_mlx_rank_that_is_killed_ends_our_ranks_in_time_and_each_names_a_neighbour() {
+    let Some(python) = python() else { return };
+    // Sums as our ranks do, until it is killed.
+    let script = "import mlx.core as mx\nmx.set_default_device(mx.cpu)\nmx.distributed.init(strict=True, backend='ring')\n\
+                  print('@looping', flush=True)\n\
+                  while True: mx.eval(mx.distributed.all_sum(mx.ones((1 << 20,))))";
+    let adjust = |rank: usize, command: &mut Command| {
+        match rank {
+            1 => command.arg(python).args(["-c", script]),
+            _ => command.arg("NUVEC_DISTRIBUTED_WIRE=mlx").arg(ours()).arg("loop"),
+        };
+    };
+    let (mut running, _hostfile) = start_ring(Path::new("env"), 3, 1, PATIENCE, &adjust, "@looping");
+    running.kill(1);
+    let killed = Instant::now();
+    for rank in [0, 2] {
+        running.wait_for(rank, "@again", Duration::from_secs(20));
+    }
+    assert!(killed.elapsed() < Duration::from_secs(20));
+    for (rank, finished) in running.finish(PATIENCE).iter().enumerate().filter(|(rank, _)| *rank != 1) {
+        let (first, again) = (finished.said("@first").next().unwrap(), finished.said("@again").next().unwrap());
+        let neighbours = [(rank + 1) % 3, (rank + 2) % 3].map(|n| format!(": rank {n} (127.0.0.1:"));
+        assert!(neighbours.iter().any(|n| first.contains(n)), "{first}");
+        assert!(again.contains("the group failed earlier"), "{again}");
+    }
+}
+
+#[test]
+fn the_wires_limits_are_errors_that_say_so_and_leave_the_ring_alive() {
+    let finished = run_ring(ours(), 4, 1, PATIENCE, &|_, command| {
+        command.arg("limits");
+    });
+    for rank in &finished {
+        let said = |word: &str| rank.said(word).next().unwrap_or_default().to_owned();
+        assert!(rank.status.success(), "{rank:?}");
+        assert!(said("@key").contains("MLX's wire has no key"), "{rank:?}");
+        assert!(said("@split").contains("does not split groups (as MLX's ring)"), "{rank:?}");
+        assert!(said("@barrier").contains("MLX's wire has none"), "{rank:?}");
+        assert!(said("@across").contains("is no neighbour of rank"), "{rank:?}");
+        assert_eq!((said("@total"), said("@status")), ("4.0".into(), "1 ranks, Some(1) operations".into()));
+        assert!(said("@closed").contains("closed by this process"), "{rank:?}");
+    }
+}
+
+#[test]
+fn a_rank_of_the_native_wire_is_refused_by_name() {
+    let finished = run_ring(ours(), 2, 1, PATIENCE, &|rank, command| {
+        let wire = if rank == 0 { "mlx" } else { "native" };
+        command.arg("loop").env("NUVEC_DISTRIBUTED_WIRE", wire).env("NUVEC_DISTRIBUTED_TIMEOUT", "3");
+    });
+    let error = |rank: usize| finished[rank].said("@error").next().unwrap_or_default().to_owned();
+    assert!(error(0).contains("rank 1 (127.0.0.1:") && error(0).contains("speaks nuvec's native wire"), "{}", error(0));
+    assert!(error(1).contains("rank 0 (127.0.0.1:"), "{}", error(1));
 }
