@@ -42,6 +42,11 @@ pub fn looping() {
     line(format_args!("looping"));
 }
 
+/// So many calls of the endless loop are done, and their results were right.
+pub fn round(done: usize) {
+    line(format_args!("round {done}"));
+}
+
 /// The endless loop ended with the error `text` at `at`, and the call after it with the error `again`, which took
 /// `again_took` (an empty text: it succeeded).
 pub fn error(at: SystemTime, text: &str, again: &str, again_took: Duration) {
