@@ -10,7 +10,7 @@ use crate::context::{Context, NO_SESSION};
 use crate::control::{Control, FROM_LEFT};
 use crate::forming::{Forming, Refusals};
 use crate::hello::{Admission as Answer, Dropped, Judge, Open, Place, Role};
-use crate::log::{Warning, step};
+use crate::log::Warning;
 use crate::pending::Door;
 use crate::rings::{Rings, Side};
 use crate::socket::Stream;
@@ -92,12 +92,7 @@ impl Door for Admission<'_> {
             return;
         }
         let peer = self.context.peer(from, index);
-        step!(
-            self.context.options.verbose,
-            "rank {}: {peer} connected ({} {index})",
-            self.context.rank,
-            open.role.name()
-        );
+        self.context.step(format_args!("{peer} connected ({} {index})", open.role.name()));
         match (open.role, &mut self.forming) {
             (Role::Ring, _) if is_child(&open) => {
                 self.rings.connected(GroupId(open.group), Side::Left, index, TcpChannel::new(stream, peer));
@@ -123,7 +118,7 @@ impl Door for Admission<'_> {
                     Some(open) => format!("{} (as rank {})", from.ip(), open.from),
                     None => from.ip().to_string(),
                 };
-                step!(self.context.options.verbose, "rank {}: refused: {who} {text}", self.context.rank);
+                self.context.step(format_args!("refused: {who} {text}"));
                 match open {
                     Some(open) if open.role == Role::Ring && is_child(&open) => {
                         self.rings.refused(GroupId(open.group), format!("{who} {text}"));

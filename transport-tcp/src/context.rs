@@ -1,5 +1,7 @@
-//! [`Context`]: what is fixed about this rank and its group from the first call on. No state, no sockets.
+//! [`Context`]: what is fixed about this rank and its group from the first call on, with what it says and logs as this
+//! rank. No state, no sockets.
 
+use std::fmt;
 use std::time::Instant;
 
 use nuvec_transport::{Error, Kind, Peer, Result};
@@ -88,6 +90,16 @@ impl Context {
             to: u32::try_from(to).unwrap_or(u32::MAX),
             session,
             group,
+        }
+    }
+
+    /// Logs a step of connecting: as `info` when the user asked for it, else as `debug`.
+    pub(crate) fn step(&self, what: fmt::Arguments<'_>) {
+        let rank = self.rank;
+        if self.options.verbose {
+            tracing::info!("rank {rank}: {what}")
+        } else {
+            tracing::debug!("rank {rank}: {what}")
         }
     }
 

@@ -274,10 +274,9 @@ impl Control {
     /// Waits for the links; `false` once the deadline has passed.
     fn wait(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         let mut sources: Vec<PollFd<'_>> = self.sources().collect();
         // A failure (a signal) is no reason to give up before the deadline.
-        let _ = poll(&mut sources, Some(&timeout));
+        let _ = poll(&mut sources, Timespec::try_from(left).ok().as_ref());
         !left.is_zero()
     }
 }

@@ -1,5 +1,6 @@
 //! The dials of this rank, and what each is for.
 
+use std::fmt;
 use std::time::Instant;
 
 use nuvec_transport::{Error, GroupId};
@@ -22,6 +23,17 @@ pub(crate) enum Purpose {
     ChildRing { group: GroupId, right: usize, index: usize },
     /// A stripe of a stream.
     Stripe(Key, usize),
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Control => f.write_str("control"),
+            Self::Ring(index) => write!(f, "ring {index}"),
+            Self::ChildRing { index, .. } => write!(f, "ring {index} of a new group"),
+            Self::Stripe(_, index) => write!(f, "stripe {index}"),
+        }
+    }
 }
 
 impl Purpose {

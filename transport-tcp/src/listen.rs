@@ -8,7 +8,7 @@ use nuvec_transport::{Deadline, Error, Kind, Result};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::context::Context;
-use crate::log::{Warning, step};
+use crate::log::Warning;
 use crate::resolve;
 use crate::socket::{Listening, Stream};
 
@@ -17,8 +17,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The most connections that are taken from one socket before the thread looks after the rest of its work.
 const BATCH: usize = 64;
 
-/// The sockets that this rank listens on.
-#[derive(Debug)]
+/// The sockets that this rank listens on; by default none.
+#[derive(Debug, Default)]
 pub(crate) struct Listeners {
     sockets: Vec<Listening>,
     paused: Option<Instant>,
@@ -41,11 +41,11 @@ impl Listeners {
             for address in all {
                 match Listening::bind(address) {
                     Ok(socket) => {
-                        step!(context.options.verbose, "rank {}: listening on {address}", context.rank);
+                        context.step(format_args!("listening on {address}"));
                         sockets.push(socket);
                     }
                     Err(e) => {
-                        step!(context.options.verbose, "rank {}: not listening on {address}: {e}", context.rank);
+                        context.step(format_args!("not listening on {address}: {e}"));
                         failed = Some((address, e));
                     }
                 }
@@ -57,26 +57,21 @@ impl Listeners {
                 return Err(error.with_rank(context.rank));
             }
         }
-        Ok(Self { sockets, ..Self::none() })
+        Ok(Self { sockets, ..Self::default() })
     }
 
     /// Takes over sockets that listen already.
     pub(crate) fn adopt(context: &Context, listeners: Vec<TcpListener>) -> Result<Self> {
         let failed = |e| Error::from_io("fcntl", "cannot use the listener", &e).with_rank(context.rank);
         let sockets: Vec<_> = listeners.into_iter().map(Listening::adopt).collect::<Result<_, _>>().map_err(failed)?;
-        if sockets.is_empty() && context.size > 1 {
+        if sockets.is_empty() {
             return Err(context.error(Kind::Misuse, "a group of several ranks needs a listener"));
         }
         for socket in &sockets {
             let address = socket.address().map_err(failed)?;
-            step!(context.options.verbose, "rank {}: listening on {address}", context.rank);
+            context.step(format_args!("listening on {address}"));
         }
-        Ok(Self { sockets, ..Self::none() })
-    }
-
-    /// No socket at all.
-    pub(crate) fn none() -> Self {
-        Self { sockets: Vec::new(), paused: None, warning: Warning::default() }
+        Ok(Self { sockets, ..Self::default() })
     }
 
     /// What the owner must wait for: none while accepting pauses.

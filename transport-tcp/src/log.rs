@@ -1,14 +1,6 @@
-//! What is logged, and how often: the steps of connecting, and warnings that a flood of strangers must not multiply.
+//! Warnings that a flood of strangers must not multiply.
 
 use std::time::{Duration, Instant};
-
-/// One step of connecting: `info` when the user asked for it, else `debug`.
-macro_rules! step {
-    ($verbose:expr, $($arg:tt)*) => {
-        if $verbose { tracing::info!($($arg)*) } else { tracing::debug!($($arg)*) }
-    };
-}
-pub(crate) use step;
 
 /// A warning that is logged at most once a second, with the number of those that were held back.
 #[derive(Debug, Default)]

@@ -25,7 +25,7 @@ use crate::forming::{Forming, Refusals};
 use crate::hello::Role;
 use crate::link::FrameKind;
 use crate::listen::Listeners;
-use crate::log::{Warning, step};
+use crate::log::Warning;
 use crate::pending::Pending;
 use crate::resolve::{Answer, Resolver};
 use crate::rings::Rings;
@@ -190,8 +190,6 @@ impl Service {
         ];
         let due = timers.into_iter().flatten().fold(self.control.timer(), Instant::min);
         let left = due.saturating_duration_since(now);
-        let timeout =
-            Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
         let mut sources: Vec<PollFd<'_>> = self.pending.sources().collect();
         let pending = sources.len();
         if let Park::Fd(fd, _) = self.wake.park() {
@@ -200,7 +198,7 @@ impl Service {
         sources.extend(self.listeners.sources());
         sources.extend(self.dials.sources());
         sources.extend(self.control.sources());
-        match poll(&mut sources, Some(&timeout)) {
+        match poll(&mut sources, Timespec::try_from(left).ok().as_ref()) {
             Ok(_) => sources[..pending].iter().map(|source| !source.revents().is_empty()).collect(),
             Err(rustix::io::Errno::INTR) => vec![false; pending],
             Err(e) => {
@@ -306,7 +304,7 @@ impl Service {
         match result {
             Ok(stream) => {
                 let peer = self.context.peer(key.1, index);
-                step!(self.context.options.verbose, "rank {}: stream to {peer} stands", self.context.rank);
+                self.context.step(format_args!("stream to {peer} stands"));
                 self.streams.stripe_opened(key, index, TcpSender::alone(stream, peer));
             }
             Err(e) => {
@@ -321,7 +319,7 @@ impl Service {
         let right = self.context.right();
         let index = if let Purpose::Ring(index) = purpose { index } else { 0 };
         let peer = self.context.peer(right, index);
-        step!(self.context.options.verbose, "rank {}: connected to {peer} ({purpose:?})", self.context.rank);
+        self.context.step(format_args!("connected to {peer} ({purpose})"));
         match purpose {
             Purpose::Control => {
                 self.control.dialled(stream, peer, now);
@@ -381,12 +379,12 @@ impl Service {
     /// Ends the control links, and reports why forming failed, if it did.
     fn finish(mut self) {
         let Some(End { error, by }) = self.end.take() else { return };
-        self.listeners = Listeners::none();
+        self.listeners = Listeners::default();
         self.pending = Pending::default();
         self.dials = Dials::default();
         self.control.close(by);
         self.answer_flushes();
-        step!(self.context.options.verbose, "rank {}: closed", self.context.rank);
+        self.context.step(format_args!("closed"));
         if let Some(error) = error {
             let _ = self.reply.send(Err(error));
         }

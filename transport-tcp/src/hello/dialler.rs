@@ -1,10 +1,12 @@
 //! The dialler's side of a hello.
 
-use nuvec_transport::{Error, Kind, Rejection, Result};
+use nuvec_transport::{Rejection, Result};
 
 use super::message::{self, HASH, HEADER, Header, Inbox, LONGEST, Open, REPLY, ReplyCode, VERDICT, VERSION};
 use super::message::{Verdict, VerdictCode};
-use super::{Identity, MALFORMED, NOT_NUVEC, TOO_MUCH, connections_text, key_text, quoted, size_text, version_text};
+use super::{
+    Identity, MALFORMED, NOT_NUVEC, TOO_MUCH, connections_text, key_text, nonce, quoted, size_text, version_text,
+};
 
 /// Why a dialler's connection did not come about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,11 +44,8 @@ enum State {
 impl Dialler {
     /// Begins a hello that asks for `open`. Errors: the system has no random bytes to give.
     pub(crate) fn new(identity: &Identity, open: Open) -> Result<Self> {
-        let mut nonce = [0; 32];
-        getrandom::fill(&mut nonce)
-            .map_err(|e| Error::new(Kind::Io, format!("the system gave no random bytes: {e}")))?;
         let tag = message::name_tag(&identity.name);
-        let open_bytes = message::write_open(&open, identity.key.is_some(), &tag, &nonce);
+        let open_bytes = message::write_open(&open, identity.key.is_some(), &tag, &nonce()?);
         let mut inbox = Inbox::default();
         inbox.expect(HEADER);
         Ok(Self {

@@ -4,7 +4,9 @@ use nuvec_transport::Rejection;
 
 use super::message::{self, HASH, HEADER, Header, Inbox, LONGEST, OPEN, Open, OpenMessage, ReplyCode, Role, VERSION};
 use super::message::{Verdict, VerdictCode};
-use super::{Identity, MALFORMED, NOT_NUVEC, TOO_MUCH, connections_text, key_text, quoted, size_text, version_text};
+use super::{
+    Identity, MALFORMED, NOT_NUVEC, TOO_MUCH, connections_text, key_text, nonce, quoted, size_text, version_text,
+};
 
 /// Whether a hello may go on. Decided before the dialler has proved anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,11 +190,10 @@ impl Listener {
                 return Err(self.refuse(ReplyCode::Busy, Rejection::Busy, "found no room for another connection"));
             }
         }
-        let mut nonce = [0; 32];
-        if let Err(e) = getrandom::fill(&mut nonce) {
-            let text = format!("cannot be answered: the system gave no random bytes: {e}");
-            return Err(self.refuse(ReplyCode::Busy, Rejection::Busy, text));
-        }
+        let nonce = nonce().map_err(|e| {
+            let text = format!("cannot be answered: {}", e.what());
+            self.refuse(ReplyCode::Busy, Rejection::Busy, text)
+        })?;
         self.reply_bytes = message::write_reply(ReplyCode::Go, self.identity.key.is_some(), &nonce);
         self.output.extend_from_slice(&self.reply_bytes);
         if self.identity.key.is_some() {

@@ -7,12 +7,10 @@ use nuvec_transport::{Error, Kind, RingLinks};
 use super::{End, LAST_WORDS, Service};
 use crate::cards::{Learned, Summary};
 use crate::channel::TcpChannel;
-use crate::context::Context;
 use crate::control::{FROM_LEFT, TO_RIGHT};
 use crate::dials::Purpose;
 use crate::forming::{Forming, with_notes};
 use crate::link::{Frame, FrameKind};
-use crate::log::step;
 
 const _: () = assert!(TO_RIGHT + FROM_LEFT == 1, "the other link is found by subtraction");
 
@@ -72,8 +70,8 @@ impl Service {
     /// Links have ended.
     pub(super) fn links_ended(&mut self, ended: Vec<(usize, Error)>, now: Instant) {
         for (link, why) in ended {
+            self.context.step(format_args!("{why}"));
             let why = why.with_rank(self.context.rank);
-            step!(self.context.options.verbose, "{why}");
             self.control.tell_ended(link, &why, now);
             // A neighbour that needs nothing more of us may have formed, worked and left already.
             if let Phase::Forming(forming) = &self.phase
@@ -134,8 +132,7 @@ impl Service {
         }
         if let Phase::Settling { formed, .. } = std::mem::replace(&mut self.phase, Phase::Formed) {
             let seconds = now.saturating_duration_since(self.context.began).as_secs_f64();
-            let Context { rank, size, options, .. } = &*self.context;
-            step!(options.verbose, "rank {rank}: the group of {size} has formed in {seconds:.3} s");
+            self.context.step(format_args!("the group of {} has formed in {seconds:.3} s", self.context.size));
             // Whoever asked may have given up: then the fabric's end closes this thread too.
             let _ = self.reply.send(Ok(*formed));
         }
