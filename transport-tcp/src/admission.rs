@@ -7,9 +7,9 @@ use nuvec_transport::{GroupId, Rejection};
 
 use crate::channel::TcpChannel;
 use crate::context::{Context, NO_SESSION};
-use crate::control::{Control, FROM_LEFT};
+use crate::control::{ControlLinks, FROM_LEFT};
 use crate::forming::{Forming, Refusals};
-use crate::hello::{Admission as Answer, Dropped, Judge, Open, Place, Role};
+use crate::hello::{Answer, Dropped, Judge, Open, Place, Role};
 use crate::log::Warning;
 use crate::pending::Door;
 use crate::rings::{Rings, Side};
@@ -23,7 +23,7 @@ pub(crate) struct Admission<'a> {
     pub(crate) forming: Option<&'a mut Forming>,
     /// The run, once the group has formed.
     pub(crate) session: [u8; 16],
-    pub(crate) control: &'a mut Control,
+    pub(crate) control: &'a mut ControlLinks,
     pub(crate) streams: &'a Streams,
     pub(crate) rings: &'a Rings,
     pub(crate) refusals: &'a mut Refusals,

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::cards::{Card, Cards};
 use crate::context::Context;
-use crate::control::Control;
+use crate::control::ControlLinks;
 use crate::fabric::{Remote, TcpFabric, thread_lost};
 use crate::forming::Forming;
 use crate::hello::nonce;
@@ -116,7 +116,7 @@ fn form(
     let service = Service::new(
         Arc::clone(&context),
         listeners,
-        Control::new(handler, context.began),
+        ControlLinks::new(handler, context.began),
         Forming::new(&context, cards, deadline.instant()),
         Arc::clone(&streams),
         Arc::clone(&rings),

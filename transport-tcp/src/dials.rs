@@ -10,7 +10,7 @@ use crate::dial::Dial;
 use crate::hello::Identity;
 use crate::resolve::Resolver;
 use crate::socket::Stream;
-use crate::streams::Key;
+use crate::streams::StreamId;
 
 /// What a connection that is being dialled will be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) enum Purpose {
     /// A connection to the right neighbour in the ring of a group of some of the ranks.
     ChildRing { group: GroupId, right: usize, index: usize },
     /// A stripe of a stream.
-    Stripe(Key, usize),
+    Stripe(StreamId, usize),
 }
 
 impl fmt::Display for Purpose {
@@ -48,7 +48,7 @@ impl Purpose {
     }
 
     /// Whether it is a stripe of that stream.
-    pub(crate) fn is_stripe_of(&self, of: Key) -> bool {
+    pub(crate) fn is_stripe_of(&self, of: StreamId) -> bool {
         matches!(self, Self::Stripe(key, _) if *key == of)
     }
 

@@ -7,7 +7,7 @@ use nuvec_transport::{Error, Kind, RingLinks};
 use crate::cards::Cards;
 use crate::channel::TcpChannel;
 use crate::context::Context;
-use crate::control::{Control, FROM_LEFT, TO_RIGHT};
+use crate::control::{ControlLinks, FROM_LEFT, TO_RIGHT};
 
 /// What is there of a group that forms.
 pub(crate) struct Forming {
@@ -41,7 +41,7 @@ impl Forming {
     }
 
     /// Whether this rank has all its connections.
-    pub(crate) fn connected(&self, control: &Control) -> bool {
+    pub(crate) fn connected(&self, control: &ControlLinks) -> bool {
         let there = |ring: &[Option<TcpChannel>]| ring.iter().all(Option::is_some);
         control.is_up(TO_RIGHT) && control.is_up(FROM_LEFT) && there(&self.right) && there(&self.left)
     }
@@ -57,7 +57,7 @@ impl Forming {
     }
 
     /// What the left neighbour has not done, if anything; the text follows its name.
-    fn left_owes(&self, control: &Control) -> Option<String> {
+    fn left_owes(&self, control: &ControlLinks) -> Option<String> {
         let there = self.left.iter().flatten().count();
         if !control.is_up(FROM_LEFT) && !control.has_ended(FROM_LEFT) {
             Some("did not connect to this rank".into())
@@ -73,7 +73,7 @@ impl Forming {
     pub(crate) fn timed_out(
         &self,
         context: &Context,
-        control: &Control,
+        control: &ControlLinks,
         unreached: Option<Error>,
         refused: &Refusals,
         now: Instant,

@@ -27,7 +27,7 @@ mod listener;
 mod message;
 
 pub(crate) use dialler::{Dialler, Refused};
-pub(crate) use listener::{Admission, Dropped, Judge, Listener, Place};
+pub(crate) use listener::{Answer, Dropped, Judge, Listener, Place};
 pub(crate) use message::{Open, Role};
 
 use nuvec_transport::{Error, Kind, Result};

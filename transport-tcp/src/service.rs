@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::admission::Admission;
 use crate::channel::{TcpChannel, TcpSender};
 use crate::context::{Context, NO_SESSION};
-use crate::control::{Control, Events, TO_RIGHT};
+use crate::control::{ControlLinks, Events, TO_RIGHT};
 use crate::dial::Dial;
 use crate::dials::{Dials, Purpose};
 use crate::forming::{Forming, Refusals};
@@ -27,10 +27,10 @@ use crate::link::FrameKind;
 use crate::listen::Listeners;
 use crate::log::Warning;
 use crate::pending::Pending;
-use crate::resolve::{Answer, Resolver};
+use crate::resolve::{Resolution, Resolver};
 use crate::rings::Rings;
 use crate::socket::Stream;
-use crate::streams::{Key, Streams};
+use crate::streams::{StreamId, Streams};
 
 pub(crate) use phase::Formed;
 use phase::Phase;
@@ -41,9 +41,9 @@ const LAST_WORDS: Duration = Duration::from_millis(800);
 /// What the service thread is asked.
 pub(crate) enum Command {
     /// The resolver has answered.
-    Resolved(Answer),
+    Resolved(Resolution),
     /// Open a stream.
-    Open(Key, Deadline),
+    Open(StreamId, Deadline),
     /// Open the ring of a group of some of the ranks.
     OpenRing { group: GroupId, right: usize, deadline: Deadline },
     /// Give up what is being dialled for that group.
@@ -90,7 +90,7 @@ pub(crate) struct Service {
     pending: Pending,
     dials: Dials,
     resolver: Resolver,
-    control: Control,
+    control: ControlLinks,
     phase: Phase,
     session: [u8; 16],
     streams: Arc<Streams>,
@@ -119,7 +119,7 @@ impl Service {
     pub(crate) fn new(
         context: Arc<Context>,
         listeners: Listeners,
-        control: Control,
+        control: ControlLinks,
         forming: Forming,
         streams: Arc<Streams>,
         rings: Arc<Rings>,
@@ -128,12 +128,9 @@ impl Service {
         reply: Sender<Result<Formed>>,
     ) -> Self {
         let (wake, kicked) = (Arc::clone(&mailbox.wake), Arc::clone(&mailbox.kicked));
-        let resolver = Resolver::new(move || {
-            let mailbox = mailbox.clone();
-            Box::new(move |answer| {
-                // A thread that has ended needs no answer.
-                let _ = mailbox.send(Command::Resolved(answer));
-            })
+        let resolver = Resolver::new(move |answer| {
+            // A thread that has ended needs no answer.
+            let _ = mailbox.send(Command::Resolved(answer));
         });
         Self {
             context,
@@ -269,7 +266,7 @@ impl Service {
     }
 
     /// Begins to dial a stream's stripes.
-    fn open_stream(&mut self, key: Key, deadline: Deadline, now: Instant) {
+    fn open_stream(&mut self, key: StreamId, deadline: Deadline, now: Instant) {
         let (group, to) = key;
         for index in 0..self.context.connections {
             let open = self.context.open(Role::P2p, index, to, self.session, group.0);
@@ -300,7 +297,7 @@ impl Service {
         }
     }
 
-    fn stripe(&mut self, key: Key, index: usize, result: Result<Stream>) {
+    fn stripe(&mut self, key: StreamId, index: usize, result: Result<Stream>) {
         match result {
             Ok(stream) => {
                 let peer = self.context.peer(key.1, index);
@@ -347,13 +344,12 @@ impl Service {
 
     /// Goes on with the control links.
     fn drive_control(&mut self, now: Instant) {
-        let Events { up, frames, ended } = self.control.step(now);
+        let Events { up, frames } = self.control.read(now);
         up.into_iter().for_each(|link| self.send_cards(link));
         for (link, frame) in frames {
             self.learn(link, &frame, now);
         }
-        self.links_ended(ended, now);
-        // What the handler said to all that may end a link too; there are two links, so this ends.
+        // What the handler says to an end may end the other link too; there are two, so this ends.
         loop {
             self.control.write();
             let ended = self.control.take_ended();

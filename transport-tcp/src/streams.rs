@@ -13,7 +13,7 @@ use crate::socket::Stream;
 const MOST_WAITING: usize = 1024;
 
 /// A group, and the rank at the other end.
-pub(crate) type Key = (GroupId, usize);
+pub(crate) type StreamId = (GroupId, usize);
 
 /// A stream that this rank opens.
 struct Opening {
@@ -34,9 +34,9 @@ struct Arrival {
 #[derive(Default)]
 struct State {
     ended: bool,
-    opening: HashMap<Key, Opening>,
+    opening: HashMap<StreamId, Opening>,
     groups: HashMap<GroupId, Arc<Wake>>,
-    arrivals: HashMap<Key, Arrival>,
+    arrivals: HashMap<StreamId, Arrival>,
 }
 
 /// The streams of one fabric.
@@ -52,7 +52,7 @@ impl Streams {
 
     /// Notes that a stream is being opened; `false` if there is nothing to do: it is being opened already, or the
     /// transport has ended.
-    pub(crate) fn begin(&self, key: Key, wake: &Arc<Wake>) -> bool {
+    pub(crate) fn begin(&self, key: StreamId, wake: &Arc<Wake>) -> bool {
         let mut state = self.state.lock();
         let ended = state.ended;
         if let Some(opening) = state.opening.get_mut(&key) {
@@ -69,7 +69,7 @@ impl Streams {
     }
 
     /// Takes a stripe that stands; `true` once it was the last.
-    pub(crate) fn stripe_opened(&self, key: Key, index: usize, sender: TcpSender) -> bool {
+    pub(crate) fn stripe_opened(&self, key: StreamId, index: usize, sender: TcpSender) -> bool {
         let mut state = self.state.lock();
         let Some(opening) = state.opening.get_mut(&key) else { return false };
         let Some(slot) = opening.stripes.get_mut(index) else { return false };
@@ -83,7 +83,7 @@ impl Streams {
     }
 
     /// Ends an opening with an error.
-    pub(crate) fn open_failed(&self, key: Key, error: Error) {
+    pub(crate) fn open_failed(&self, key: StreamId, error: Error) {
         if let Some(opening) = self.state.lock().opening.get_mut(&key) {
             opening.stripes.clear();
             opening.result.get_or_insert(Err(error));
@@ -92,7 +92,7 @@ impl Streams {
     }
 
     /// Takes the result of an opening, once there is one.
-    pub(crate) fn opened(&self, key: Key) -> Option<Result<Vec<TcpSender>>> {
+    pub(crate) fn opened(&self, key: StreamId) -> Option<Result<Vec<TcpSender>>> {
         let mut state = self.state.lock();
         let result = state.opening.get_mut(&key)?.result.take()?;
         state.opening.remove(&key);
@@ -120,14 +120,14 @@ impl Streams {
     }
 
     /// Whether the stripe is there and its sender still holds it.
-    pub(crate) fn is_taken(&self, key: Key, index: usize) -> bool {
+    pub(crate) fn is_taken(&self, key: StreamId, index: usize) -> bool {
         let state = self.state.lock();
         let connection = state.arrivals.get(&key).and_then(|arrival| arrival.connections.get(index)?.upgrade());
         connection.is_some_and(|connection| connection.is_open())
     }
 
     /// Takes a stripe that another rank opened.
-    pub(crate) fn arrived(&self, key: Key, index: usize, stream: Stream, peer: Peer) {
+    pub(crate) fn arrived(&self, key: StreamId, index: usize, stream: Stream, peer: Peer) {
         let mut state = self.state.lock();
         let State { ended, groups, arrivals, .. } = &mut *state;
         let Some(wake) = groups.get(&key.0).filter(|_| !*ended) else { return };
@@ -146,7 +146,7 @@ impl Streams {
     }
 
     /// Takes a stream that another rank opened, once all its stripes are there.
-    pub(crate) fn accepted(&self, key: Key) -> Option<Vec<TcpReceiver>> {
+    pub(crate) fn accepted(&self, key: StreamId) -> Option<Vec<TcpReceiver>> {
         let mut state = self.state.lock();
         let stripes = &mut state.arrivals.get_mut(&key)?.stripes;
         if stripes.iter().any(Option::is_none) {

@@ -10,7 +10,7 @@ use super::{
 
 /// Whether a hello may go on. Decided before the dialler has proved anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Admission {
+pub(crate) enum Answer {
     /// It may.
     Go,
     /// The session or the group that it names is not known yet.
@@ -42,7 +42,7 @@ pub(crate) struct Place {
 pub(crate) trait Judge {
     /// Asked once there is a whole Open of this version whose side has a key as this one has, or none as this one has.
     /// With a key, the dialler has proved nothing yet.
-    fn admit(&mut self, open: &Open) -> Admission;
+    fn admit(&mut self, open: &Open) -> Answer;
     /// Asked for the verdict; with a key, after the dialler's proof. The hello compares, in the protocol's order.
     fn place(&mut self, open: &Open) -> Place;
 }
@@ -178,15 +178,15 @@ impl Listener {
             return Err(self.refuse(ReplyCode::Key, Rejection::Key, text));
         }
         match judge.admit(&message.open) {
-            Admission::Go => {}
-            Admission::NotYet => {
+            Answer::Go => {}
+            Answer::NotYet => {
                 return Err(self.refuse(
                     ReplyCode::NotYet,
                     Rejection::NotYet,
                     "names a run or group not known here yet",
                 ));
             }
-            Admission::Busy => {
+            Answer::Busy => {
                 return Err(self.refuse(ReplyCode::Busy, Rejection::Busy, "found no room for another connection"));
             }
         }
