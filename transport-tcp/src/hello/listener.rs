@@ -222,10 +222,8 @@ impl Listener {
     fn verdict(&mut self, judge: &mut dyn Judge) -> Result<(), Dropped> {
         let message = self.message.as_ref().ok_or_else(|| stranger(MALFORMED))?;
         let place = judge.place(&message.open);
-        let (code, refusal) = match self.check(message, &place) {
-            Ok(()) => (VerdictCode::Ok, None),
-            Err((code, rejection, text)) => (code, Some(self.dropped(rejection, text))),
-        };
+        let (code, text) = self.check(message, &place).err().unwrap_or((VerdictCode::Ok, String::new()));
+        let refusal = code.rejection().map(|rejection| self.dropped(rejection, text));
         let verdict = Verdict { code, size: place.size, connections: place.connections, rank: place.rank }.write();
         self.output.extend_from_slice(&verdict);
         if let Some(key) = &self.identity.key {
@@ -242,7 +240,7 @@ impl Listener {
     }
 
     /// The protocol's order: not me, name, size, k, session, taken.
-    fn check(&self, message: &OpenMessage, place: &Place) -> Result<(), (VerdictCode, Rejection, String)> {
+    fn check(&self, message: &OpenMessage, place: &Place) -> Result<(), (VerdictCode, String)> {
         let open = &message.open;
         let wrong_left = matches!(open.role, Role::Control | Role::Ring) && open.from != place.left;
         if open.to != place.rank || open.from == open.to || wrong_left || open.from.max(open.to) >= place.size {
@@ -257,14 +255,14 @@ impl Listener {
                 if open.group == 0 { "" } else { " in that group" },
                 place.left
             );
-            return Err((VerdictCode::NotMe, Rejection::NotMe, text));
+            return Err((VerdictCode::NotMe, text));
         }
         if message.name_tag != message::name_tag(&self.identity.name) {
             let text = format!("belongs to a group of another name, this rank's is {}", quoted(&self.identity.name));
-            return Err((VerdictCode::Name, Rejection::Name, text));
+            return Err((VerdictCode::Name, text));
         }
         if open.size != place.size {
-            return Err((VerdictCode::Size, Rejection::Size, size_text(open.size, place.size)));
+            return Err((VerdictCode::Size, size_text(open.size, place.size)));
         }
         let indices = match open.role {
             Role::Control | Role::Bootstrap => 1,
@@ -272,25 +270,25 @@ impl Listener {
         };
         if open.connections != place.connections {
             let text = connections_text(open.connections, place.connections);
-            return Err((VerdictCode::Connections, Rejection::Connections, text));
+            return Err((VerdictCode::Connections, text));
         }
         if open.index >= indices {
             let text = format!("asks for {} connection {}, and this rank has {indices}", open.role.name(), open.index);
-            return Err((VerdictCode::Connections, Rejection::Connections, text));
+            return Err((VerdictCode::Connections, text));
         }
         if open.session != place.session {
             let text = match open.session == [0; 16] {
                 true => "begins a new run, this rank is still in an earlier one",
                 false => "belongs to another run than this rank",
             };
-            return Err((VerdictCode::Session, Rejection::Session, text.into()));
+            return Err((VerdictCode::Session, text.into()));
         }
         if place.taken {
             let text = format!(
                 "asks for a connection that rank {0} already has; does another process run as rank {0}?",
                 open.from
             );
-            return Err((VerdictCode::Taken, Rejection::Taken, text));
+            return Err((VerdictCode::Taken, text));
         }
         Ok(())
     }
