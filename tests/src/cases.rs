@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 use nuvec_core::Array;
 use nuvec_core::distributed::{self, Group};
 
-use crate::for_each_dtype;
 use crate::sample::{Sample, digest, hash};
+use crate::{for_each_dtype, groups};
 
 /// One rank's view of the ring while it checks.
 pub struct Ring {
@@ -31,6 +31,16 @@ pub enum Failure {
     Call(String),
     /// A result is wrong; the group lives.
     Wrong(String),
+}
+
+impl Failure {
+    /// The same of a part of a check.
+    pub(crate) fn about(self, part: &str) -> Self {
+        match self {
+            Self::Call(text) => Self::Call(format!("{part}: {text}")),
+            Self::Wrong(text) => Self::Wrong(format!("{part}: {text}")),
+        }
+    }
 }
 
 impl From<nuvec_core::Error> for Failure {
@@ -170,6 +180,7 @@ pub fn cases(ranks: usize, connections: usize, selection: &Selection) -> Vec<Cas
         cases.push(agreement::<f64>(length));
         cases.push(agreement::<nuvec_core::Complex64>(length));
     }
+    cases.extend(groups::cases(ranks, selection));
     let mut seen = BTreeSet::new();
     cases.retain(|case| selection.wants(&case.name) && seen.insert(case.name.clone()));
     cases
@@ -194,7 +205,7 @@ fn name<T: Sample>(operation: &str, length: impl std::fmt::Display) -> String {
 
 impl Ring {
     /// A rank's data for the check `name`.
-    fn data<T: Sample>(&self, name: &str, rank: usize, length: usize) -> Vec<T> {
+    pub(crate) fn data<T: Sample>(&self, name: &str, rank: usize, length: usize) -> Vec<T> {
         let seed = self.seed_of(name);
         (0..length).map(|i| T::exact(hash(seed, rank, i), self.group.size())).collect()
     }
@@ -234,7 +245,7 @@ impl Ring {
 }
 
 /// The outcome of two parts of a check: an error of a call first, for it ends the group.
-fn both(first: Result<(), Failure>, second: Result<(), Failure>) -> Result<(), Failure> {
+pub(crate) fn both(first: Result<(), Failure>, second: Result<(), Failure>) -> Result<(), Failure> {
     if matches!(second, Err(Failure::Call(_))) { second } else { first.and(second) }
 }
 
