@@ -2,6 +2,7 @@
 
 mod checks;
 mod death;
+mod examples;
 mod links;
 mod messages;
 mod resources;
