@@ -23,6 +23,7 @@
 //! [`Judge`].
 
 mod dialler;
+mod inbox;
 mod listener;
 mod message;
 

@@ -2,11 +2,10 @@
 
 use nuvec_transport::{Rejection, Result};
 
-use super::message::{self, HASH, HEADER, Header, Inbox, LONGEST, Open, REPLY, ReplyCode, VERDICT, VERSION};
+use super::inbox::Inbox;
+use super::message::{self, HASH, HEADER, Header, LONGEST, Open, REPLY, ReplyCode, VERDICT, VERSION};
 use super::message::{Verdict, VerdictCode};
-use super::{
-    Identity, MALFORMED, NOT_NUVEC, TOO_MUCH, connections_text, key_text, nonce, quoted, size_text, version_text,
-};
+use super::{Identity, MALFORMED, connections_text, key_text, nonce, quoted, size_text, version_text};
 
 /// Why a dialler's connection did not come about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,8 +45,6 @@ impl Dialler {
     pub(crate) fn new(identity: &Identity, open: Open) -> Result<Self> {
         let tag = message::name_tag(&identity.name);
         let open_bytes = message::write_open(&open, identity.key.is_some(), &tag, &nonce()?);
-        let mut inbox = Inbox::default();
-        inbox.expect(HEADER);
         Ok(Self {
             identity: identity.clone(),
             open,
@@ -55,7 +52,7 @@ impl Dialler {
             open_bytes,
             reply_bytes: Vec::new(),
             state: State::Header,
-            inbox,
+            inbox: Inbox::new(),
         })
     }
 
@@ -67,10 +64,7 @@ impl Dialler {
     /// How many bytes it wants next; 0 once the hello is over. What follows on the connection is not the hello's, so
     /// never read more than this.
     pub(crate) fn needs(&self) -> usize {
-        match self.state {
-            State::Accepted | State::Refused => 0,
-            _ => self.inbox.needs(),
-        }
+        self.inbox.needs()
     }
 
     /// Takes bytes that were read, at most [`needs`](Self::needs) of them. Errors: the connection is of no use; close it.
@@ -78,6 +72,7 @@ impl Dialler {
         let result = self.read(bytes);
         if result.is_err() {
             self.state = State::Refused;
+            self.inbox.expect(0);
             self.output.clear();
         }
         result
@@ -99,14 +94,7 @@ impl Dialler {
     }
 
     fn read(&mut self, bytes: &[u8]) -> Result<(), Refused> {
-        if bytes.len() > self.needs() {
-            return Err(refused(Rejection::NotNuvec, TOO_MUCH));
-        }
-        self.inbox.bytes.extend_from_slice(bytes);
-        if self.state == State::Header && !self.inbox.begins_with_magic() {
-            return Err(refused(Rejection::NotNuvec, NOT_NUVEC));
-        }
-        if bytes.is_empty() || self.needs() > 0 {
+        if !self.inbox.take(bytes).map_err(|text| refused(Rejection::NotNuvec, text))? {
             return Ok(());
         }
         match self.state {
@@ -171,6 +159,7 @@ impl Dialler {
         let verdict = Verdict::read(verdict).ok_or_else(malformed)?;
         self.judge(&verdict)?;
         self.state = State::Accepted;
+        self.inbox.expect(0);
         Ok(())
     }
 

@@ -2,11 +2,10 @@
 
 use nuvec_transport::Rejection;
 
-use super::message::{self, HASH, HEADER, Header, Inbox, LONGEST, OPEN, Open, OpenMessage, ReplyCode, Role, VERSION};
+use super::inbox::Inbox;
+use super::message::{self, HASH, HEADER, Header, LONGEST, OPEN, Open, OpenMessage, ReplyCode, Role, VERSION};
 use super::message::{Verdict, VerdictCode};
-use super::{
-    Identity, MALFORMED, NOT_NUVEC, TOO_MUCH, connections_text, key_text, nonce, quoted, size_text, version_text,
-};
+use super::{Identity, MALFORMED, connections_text, key_text, nonce, quoted, size_text, version_text};
 
 /// Whether a hello may go on. Decided before the dialler has proved anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,15 +82,13 @@ enum State {
 impl Listener {
     /// Waits for a hello.
     pub(crate) fn new(identity: &Identity) -> Self {
-        let mut inbox = Inbox::default();
-        inbox.expect(HEADER);
         Self {
             identity: identity.clone(),
             open_bytes: Vec::new(),
             reply_bytes: Vec::new(),
             message: None,
             state: State::Header,
-            inbox,
+            inbox: Inbox::new(),
             output: Vec::new(),
         }
     }
@@ -105,10 +102,7 @@ impl Listener {
     /// How many bytes it wants next; 0 once the hello is over. What follows on the connection is not the hello's, so
     /// never read more than this.
     pub(crate) fn needs(&self) -> usize {
-        match self.state {
-            State::Accepted | State::Dropped => 0,
-            _ => self.inbox.needs(),
-        }
+        self.inbox.needs()
     }
 
     /// Takes bytes that were read, at most [`needs`](Self::needs) of them. Errors: the connection is of no use; write
@@ -117,6 +111,7 @@ impl Listener {
         let result = self.read(bytes, judge);
         if result.is_err() {
             self.state = State::Dropped;
+            self.inbox.expect(0);
         }
         result
     }
@@ -131,14 +126,7 @@ impl Listener {
     }
 
     fn read(&mut self, bytes: &[u8], judge: &mut dyn Judge) -> Result<(), Dropped> {
-        if bytes.len() > self.needs() {
-            return Err(stranger(TOO_MUCH));
-        }
-        self.inbox.bytes.extend_from_slice(bytes);
-        if self.state == State::Header && !self.inbox.begins_with_magic() {
-            return Err(stranger(NOT_NUVEC));
-        }
-        if bytes.is_empty() || self.needs() > 0 {
+        if !self.inbox.take(bytes).map_err(stranger)? {
             return Ok(());
         }
         match self.state {
@@ -234,6 +222,7 @@ impl Listener {
             Some(refusal) => Err(refusal),
             None => {
                 self.state = State::Accepted;
+                self.inbox.expect(0);
                 Ok(())
             }
         }

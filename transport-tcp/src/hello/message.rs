@@ -276,36 +276,3 @@ impl Read<'_> {
         self.array().map(u32::from_le_bytes)
     }
 }
-
-/// The bytes of the message that is being read, and how many it will have: never more than a header and [`LONGEST`].
-#[derive(Default)]
-pub(super) struct Inbox {
-    pub(super) bytes: Vec<u8>,
-    want: usize,
-}
-
-impl Inbox {
-    /// Begins a new message of `length` bytes.
-    pub(super) fn expect(&mut self, length: usize) {
-        self.bytes.clear();
-        self.want = 0;
-        self.expect_further(length);
-    }
-
-    /// Goes on with the message for another `length` bytes.
-    pub(super) fn expect_further(&mut self, length: usize) {
-        self.want += length.min(LONGEST);
-        self.bytes.reserve_exact(self.want - self.bytes.len());
-    }
-
-    /// How many bytes of it are missing.
-    pub(super) fn needs(&self) -> usize {
-        self.want - self.bytes.len()
-    }
-
-    /// Whether what has come so far of a header is magic. Asked at every byte, since a stranger may send fewer bytes
-    /// than a header has and wait for an answer.
-    pub(super) fn begins_with_magic(&self) -> bool {
-        self.bytes.iter().zip(&MAGIC).all(|(a, b)| a == b)
-    }
-}

@@ -5,7 +5,8 @@ mod attacks;
 use nuvec_transport::Rejection;
 use proptest::prelude::*;
 
-use super::message::{self, HASH, HEADER, Inbox, LONGEST, OPEN, REPLY, ReplyCode, VERDICT, Verdict, VerdictCode};
+use super::inbox::Inbox;
+use super::message::{self, HASH, HEADER, LONGEST, OPEN, REPLY, ReplyCode, VERDICT, Verdict, VerdictCode};
 use super::*;
 
 const SECRET: &[u8] = b"correct horse battery staple 123";
