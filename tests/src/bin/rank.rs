@@ -69,8 +69,7 @@ enum End {
 
 impl From<String> for End {
     fn from(text: String) -> Self {
-        // The errno's text is all that is left of it in an error that came through nuvec.
-        if text.contains("Address already in use") { Self::PortTaken(text) } else { Self::Error(text) }
+        if report::is_port_taken(&text) { Self::PortTaken(text) } else { Self::Error(text) }
     }
 }
 
@@ -104,12 +103,12 @@ fn join() -> Result<Group, End> {
 fn check(options: &Check) -> Result<(), End> {
     let selection = Selection { quick: options.quick, sizes: options.sizes.clone(), only: options.only.clone() };
     let group = join()?;
-    let nodes = second::nodes()?;
-    let group_of_second = match &nodes {
-        Some(nodes) => Some(Arc::new(second::form(nodes, group.rank()).map_err(|e| End::from(e.to_string()))?)),
+    let launch = second::launch().map_err(|e| End::Error(e.to_string()))?;
+    let group_of_second = match &launch {
+        Some((ring, settings)) => Some(Arc::new(second::form(ring, settings).map_err(|e| End::from(e.to_string()))?)),
         None => None,
     };
-    let connections = nodes.as_ref().and_then(|nodes| nodes.first()).map_or(1, Vec::len);
+    let connections = launch.as_ref().map_or(1, |(ring, _)| ring.connections().max(1));
     let mut all = cases::cases(group.size(), connections, &selection);
     if let Some(second) = &group_of_second {
         all.extend(second::cases(second, options.one_machine, &selection));
