@@ -126,6 +126,6 @@ fn forward(batch: usize) -> Array {
 
 /// Numbers that stand for weights and inputs, the same on every rank.
 fn waves(shape: [usize; 2], frequency: f32) -> Array {
-    let values: Vec<f32> = (0..shape[0] * shape[1]).map(|i| (i as f32 * frequency).sin() * 0.5).collect();
+    let values: Vec<f32> = (0..shape[0] * shape[1]).map(|i| ((i * i) as f32 * frequency).sin() * 0.5).collect();
     Array::from_slice(&values, shape.map(|n| n as i32))
 }
