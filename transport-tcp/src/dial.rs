@@ -15,8 +15,9 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::Address;
 use crate::hello::{Dialler, Identity, Open, Refused};
+use crate::pending::Pending;
 use crate::resolve::Resolver;
-use crate::socket::{Stream, errno_text};
+use crate::socket::{Stream, errno_text, no_descriptors};
 
 /// How long a connect may take at one of several addresses, and at the only one.
 const CONNECT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
@@ -85,6 +86,8 @@ pub(crate) struct Dial {
     not_yet_pause: Duration,
     /// The last thing that went wrong, without the peer; its text follows the peer's name.
     failure: Option<Error>,
+    /// Why it cannot go on: this process has no descriptor left.
+    starved: Option<Error>,
     /// The addresses that are still to be tried in this round.
     rest: VecDeque<SocketAddr>,
     alone: bool,
@@ -104,6 +107,7 @@ impl Dial {
             pause: SHORT_PAUSE,
             not_yet_pause: NOT_YET_PAUSE,
             failure: None,
+            starved: None,
             rest: VecDeque::new(),
             alone: true,
             state: State::Resting { until: now },
@@ -111,13 +115,18 @@ impl Dial {
     }
 
     /// Goes on as far as it can without blocking. `Some` once it is over: the connection, its hello done, or why not.
+    /// Where the process has no descriptor for it, one of `pending` is closed; if there is none, it is over at once.
     pub(crate) fn step(
         &mut self,
         now: Instant,
         resolver: &mut Resolver,
         identity: &Identity,
+        pending: &mut Pending,
     ) -> Option<Result<Stream, Error>> {
         loop {
+            if let Some(starved) = self.starved.take() {
+                return Some(Err(starved));
+            }
             if now >= self.deadline {
                 return Some(Err(self.error(now)));
             }
@@ -131,7 +140,7 @@ impl Dial {
                     Some(Ok(all)) => {
                         self.alone = all.len() == 1;
                         self.rest = all.into();
-                        self.next_address(now);
+                        self.next_address(now, pending);
                     }
                     Some(Err(text)) => {
                         self.failure = Some(Error::new(Kind::TimedOut, format!("could not be resolved: {text}")));
@@ -142,17 +151,17 @@ impl Dial {
                     Ok(false) if now < *until => return None,
                     Ok(false) => {
                         let text = format!("did not answer{}: nothing came back", at(&self.address, *address));
-                        self.failed(now, Error::new(Kind::TimedOut, text));
+                        self.failed(now, Error::new(Kind::TimedOut, text), pending);
                     }
                     Err(e) => {
                         let failure = unreached(&at(&self.address, *address), &e);
-                        self.failed(now, failure);
+                        self.failed(now, failure, pending);
                     }
                     Ok(true) if stream.is_self() => {
                         let text = format!("did not answer{}: nothing listens", at(&self.address, *address));
-                        self.failed(now, Error::new(Kind::TimedOut, text));
+                        self.failed(now, Error::new(Kind::TimedOut, text), pending);
                     }
-                    Ok(true) => self.greet(now, identity),
+                    Ok(true) => self.greet(now, identity, pending),
                 },
                 State::Greeting { .. } => match self.hello(now) {
                     Hello::Waits => return None,
@@ -161,7 +170,7 @@ impl Dial {
                         self.failure = Some(failure);
                         return Some(Err(self.error(now)));
                     }
-                    Hello::Failed(failure) => self.failed(now, failure),
+                    Hello::Failed(failure) => self.failed(now, failure, pending),
                 },
             }
         }
@@ -211,20 +220,30 @@ impl Dial {
         }
     }
 
-    fn failed(&mut self, now: Instant, failure: Error) {
+    fn failed(&mut self, now: Instant, failure: Error, pending: &mut Pending) {
         self.failure = Some(failure);
-        self.next_address(now);
+        self.next_address(now, pending);
     }
 
     /// Tries the next address of this round, or ends the round.
-    fn next_address(&mut self, now: Instant) {
+    fn next_address(&mut self, now: Instant, pending: &mut Pending) {
         while let Some(address) = self.rest.pop_front() {
             self.tries += 1;
-            match Stream::dial(address) {
+            let mut dialled = Stream::dial(address);
+            if dialled.as_ref().is_err_and(no_descriptors) && pending.give_way() {
+                dialled = Stream::dial(address);
+            }
+            match dialled {
                 Ok(stream) => {
                     let patience = if self.alone { CONNECT.1 } else { CONNECT.0 };
                     self.state = State::Connecting { stream, address, until: now + patience };
                     return;
+                }
+                Err(e) if no_descriptors(&e) => {
+                    // This rank's own want, not the peer's fault; other addresses would need a descriptor too.
+                    let what = format!("no descriptor is left to connect to {}", self.peer);
+                    self.starved = Some(Error::from_io("socket", what, &e));
+                    break;
                 }
                 Err(e) => self.failure = Some(unreached(&at(&self.address, address), &e)),
             }
@@ -247,7 +266,7 @@ impl Dial {
     }
 
     /// Begins the hello on the connection that stands now.
-    fn greet(&mut self, now: Instant, identity: &Identity) {
+    fn greet(&mut self, now: Instant, identity: &Identity, pending: &mut Pending) {
         let resting = State::Resting { until: now };
         let State::Connecting { stream, .. } = std::mem::replace(&mut self.state, resting) else { return };
         match Dialler::new(identity, self.open.clone()) {
@@ -257,7 +276,7 @@ impl Dial {
             }
             Err(e) => {
                 let what = format!("could not be greeted: {}", e.what());
-                self.failed(now, e.with_what(what));
+                self.failed(now, e.with_what(what), pending);
             }
         }
     }
@@ -352,7 +371,11 @@ mod tests {
     fn rests(dial: &mut Dial, now: Instant) -> Duration {
         let deadline = Deadline::after(Duration::from_secs(10));
         loop {
-            assert!(dial.step(now, &mut resolver(), &identity()).is_none(), "{}", dial.error(now));
+            assert!(
+                dial.step(now, &mut resolver(), &identity(), &mut Pending::default()).is_none(),
+                "{}",
+                dial.error(now)
+            );
             if let State::Resting { until } = &dial.state {
                 return until.saturating_duration_since(now);
             }
@@ -416,10 +439,10 @@ mod tests {
         let mut dial = dial(first, now);
         dial.alone = false;
         dial.rest = [first, second, listener.address().unwrap()].into();
-        dial.next_address(now);
+        dial.next_address(now, &mut Pending::default());
         let deadline = Deadline::after(Duration::from_secs(10));
         while !matches!(dial.state, State::Greeting { .. }) {
-            assert!(dial.step(now, &mut resolver(), &identity()).is_none());
+            assert!(dial.step(now, &mut resolver(), &identity(), &mut Pending::default()).is_none());
             assert!(!deadline.expired());
         }
         assert_eq!(dial.tries, 3);
@@ -434,7 +457,7 @@ mod tests {
         let mut dial = dial(address, now);
         rests(&mut dial, now);
         assert!(dial.timer() <= now + Duration::from_secs(10));
-        let over = dial.step(now + Duration::from_secs(10), &mut resolver(), &identity());
+        let over = dial.step(now + Duration::from_secs(10), &mut resolver(), &identity(), &mut Pending::default());
         assert_eq!(over.unwrap().map(drop).unwrap_err().kind(), Kind::TimedOut);
     }
 }

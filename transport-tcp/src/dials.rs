@@ -8,6 +8,7 @@ use rustix::event::PollFd;
 
 use crate::dial::Dial;
 use crate::hello::Identity;
+use crate::pending::Pending;
 use crate::resolve::Resolver;
 use crate::socket::Stream;
 use crate::streams::StreamId;
@@ -76,9 +77,10 @@ impl Dials {
         now: Instant,
         resolver: &mut Resolver,
         identity: &Identity,
+        pending: &mut Pending,
     ) -> Vec<(Purpose, Result<Stream, Error>)> {
         let mut over = Vec::new();
-        self.all.retain_mut(|(purpose, dial)| match dial.step(now, resolver, identity) {
+        self.all.retain_mut(|(purpose, dial)| match dial.step(now, resolver, identity, pending) {
             None => true,
             Some(result) => {
                 over.push((*purpose, result));

@@ -1,6 +1,6 @@
 //! Listening: this rank's own sockets. Every one takes every kind of connection.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -8,20 +8,21 @@ use nuvec_transport::{Deadline, Error, Kind, Result};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::context::Context;
+use crate::hello::Identity;
 use crate::log::Warning;
+use crate::pending::Pending;
 use crate::resolve;
-use crate::socket::{Listening, Stream};
+use crate::socket::{Listening, no_descriptors};
 
 /// How long accepting pauses when there is no descriptor for another connection.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The most connections that are taken from one socket before the thread looks after the rest of its work.
-const BATCH: usize = 64;
 
 /// The sockets that this rank listens on; by default none.
 #[derive(Debug, Default)]
 pub(crate) struct Listeners {
     sockets: Vec<Listening>,
     paused: Option<Instant>,
+    starved: bool,
     warning: Warning,
 }
 
@@ -85,24 +86,35 @@ impl Listeners {
         self.paused
     }
 
-    /// Takes the connections that wait.
-    pub(crate) fn accept(&mut self, now: Instant, mut take: impl FnMut(Stream, SocketAddr)) {
+    /// What to say of connections that are missing, if accepting has paused because the process had no descriptor left.
+    pub(crate) fn shortage(&self) -> Option<String> {
+        self.starved.then(|| "accepting was paused: no descriptors were left (ulimit -n)".into())
+    }
+
+    /// Takes connections that wait, as many as `pending` takes at once.
+    pub(crate) fn accept(&mut self, now: Instant, identity: &Identity, pending: &mut Pending) {
         if self.paused.is_some_and(|until| now < until) {
             return;
         }
         self.paused = None;
+        let batch = pending.batch().div_ceil(self.sockets.len().max(1));
         for socket in &self.sockets {
             let mut failed = 0;
-            for _ in 0..BATCH {
+            for _ in 0..batch {
                 match socket.accept() {
-                    Ok(Some((stream, from))) => take(stream, from),
+                    Ok(Some((stream, from))) => pending.add(stream, from, identity, now),
                     Ok(None) => break,
                     Err(e) => {
                         let error = Error::from_io("accept", "cannot accept connections for the moment", &e);
                         // The connection was gone before it was taken: the socket is as good as before.
-                        if error.kind() != Kind::Exhausted && failed < BATCH / 2 {
+                        if error.kind() != Kind::Exhausted && failed < batch / 2 {
                             failed += 1;
                             continue;
+                        }
+                        if no_descriptors(&e) {
+                            // The rest of the process, this rank's own dials among it, needs some before strangers do.
+                            pending.give_way();
+                            self.starved = true;
                         }
                         self.warning.say(now, &error.to_string());
                         self.paused = Some(now + PAUSE);

@@ -169,10 +169,18 @@ impl Rings {
     }
 
     /// Ends an opening whose time is up. `unreached` is why a dial to the right does not stand, if one does not.
-    pub(crate) fn time_out(&self, group: GroupId, context: &Context, unreached: Option<Error>, now: Instant) {
+    /// `shortage` is why connections could not be taken, if there is such a reason.
+    pub(crate) fn time_out(
+        &self,
+        group: GroupId,
+        context: &Context,
+        unreached: Option<Error>,
+        shortage: Option<String>,
+        now: Instant,
+    ) {
         let mut state = self.state.lock();
         let Some(Ring::Opening(opening)) = state.rings.get(&group) else { return };
-        let error = opening.timed_out(context, unreached, now);
+        let error = with_notes(opening.timed_out(context, unreached, now), shortage);
         state.fail(group, error);
     }
 

@@ -246,8 +246,7 @@ impl Service {
             now,
         };
         self.pending.step(now, ready.iter().copied(), &mut admission);
-        let (pending, identity) = (&mut self.pending, &self.context.identity);
-        self.listeners.accept(now, |stream, from| pending.add(stream, from, identity, now));
+        self.listeners.accept(now, &self.context.identity, &mut self.pending);
     }
 
     /// Begins a dial to the right neighbour. It goes on until the group has formed.
@@ -280,7 +279,7 @@ impl Service {
     fn drive_dials(&mut self, now: Instant) {
         // A dial that stands may begin others.
         loop {
-            let over = self.dials.step(now, &mut self.resolver, &self.context.identity);
+            let over = self.dials.step(now, &mut self.resolver, &self.context.identity, &mut self.pending);
             if over.is_empty() {
                 return;
             }

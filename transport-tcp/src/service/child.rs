@@ -45,7 +45,7 @@ impl Service {
         for group in self.rings.expired(now) {
             let unreached = self.dials.unreached(|purpose| purpose.is_ring_of(group), now);
             self.dials.cancel(|purpose| purpose.is_ring_of(group));
-            self.rings.time_out(group, &self.context, unreached, now);
+            self.rings.time_out(group, &self.context, unreached, self.listeners.shortage(), now);
         }
     }
 }

@@ -103,7 +103,7 @@ impl Service {
             Phase::Forming(forming) if now >= forming.deadline => {
                 let unreached = self.dials.unreached(Purpose::is_to_right, now);
                 let error = forming.timed_out(&self.context, &self.control, unreached, &self.refusals, now);
-                self.fail(error, now);
+                self.fail(with_notes(error, self.listeners.shortage()), now);
             }
             _ => {}
         }
