@@ -9,14 +9,14 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use nuvec_distributed_tests::harness::Ranks;
+use nuvec_distributed_tests::harness::{Hostfile, Ranks};
 
 use super::{PATIENCE, errors, host};
 
 /// The time-out of these rings.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// How much later an error may come: a second for the others' word, and what a busy machine takes.
-const GRACE: Duration = Duration::from_secs(3);
+const GRACE: Duration = Duration::from_secs(6);
 
 /// Two namespaces joined by a cable: `eth0` in both. Dropping it removes them.
 struct Hosts {
@@ -58,11 +58,13 @@ impl Hosts {
         let hostfile = folder.join("hosts.json");
         std::fs::write(&hostfile, r#"[["10.78.0.1:5000", "10.78.0.1:5001"], ["10.78.0.2:5000", "10.78.0.2:5001"]]"#)
             .unwrap();
+        let loopback = Hostfile::new(2, 2);
         let command = |rank: usize| {
             let mut command = Command::new("ip");
             command.args(["netns", "exec", &self.names[rank]]).arg(host()).args(arguments);
-            command.env("MLX_HOSTFILE", &hostfile).env("MLX_RANK", rank.to_string());
-            command.env("NUVEC_DISTRIBUTED_TIMEOUT", TIMEOUT.as_secs().to_string());
+            // For the rest of the environment; the addresses are those of the hosts.
+            loopback.apply(&mut command, rank);
+            command.env("MLX_HOSTFILE", &hostfile).env("NUVEC_DISTRIBUTED_TIMEOUT", TIMEOUT.as_secs().to_string());
             command
         };
         Ranks::start([command(0), command(1)])

@@ -38,7 +38,7 @@ fn a_rank_that_stays_stopped_is_named_by_every_other_rank() {
             ranks.wait_for(rank, "@error", Duration::from_secs(20));
         }
         // The time-out, a second for the others' word, and what a busy machine takes.
-        assert!(start.elapsed() < TIMEOUT + Duration::from_secs(4), "it took {:?}", start.elapsed());
+        assert!(start.elapsed() < TIMEOUT + Duration::from_secs(6), "it took {:?}", start.elapsed());
         ranks.signal(stopped, "CONT");
         let finished = ranks.finish(PATIENCE);
         for (rank, finished) in finished.iter().enumerate().filter(|&(rank, _)| rank != stopped) {
