@@ -10,8 +10,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use nuvec_collectives::{Communicator, Control, DType, Options, Reduction};
-use nuvec_transport::Peer;
+use nuvec_collectives::{Communicator, DType, Options, Reduction};
 use nuvec_transport_tcp::{Address, connect};
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -25,12 +24,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     // One connection to each neighbour; more addresses per rank are more connections.
     let nodes: Vec<Vec<Address>> = addresses.into_iter().map(|address| vec![address]).collect();
 
-    let timeout = Duration::from_secs(30);
-    let peers = nodes.iter().enumerate().map(|(r, node)| Peer::new(r, node[0].to_string())).collect();
-    let control = Control::new(rank, peers, timeout);
-    let options = nuvec_transport_tcp::Options::default().timeout(timeout).agreement(nuvec_collectives::AGREEMENT);
-    let fabric = connect(&nodes, rank, &options, control.handler())?;
-    let group = Communicator::new(fabric, control, Options::default())?;
+    let tcp = nuvec_transport_tcp::Options::default().timeout(Duration::from_secs(30));
+    let group = Communicator::form(Options::default(), |handler| connect(&nodes, rank, &tcp, handler))?;
 
     let mut values: Vec<u8> = [1.5_f32, rank as f32].iter().flat_map(|v| v.to_ne_bytes()).collect();
     group.all_reduce(&mut values, DType::F32, Reduction::Sum)?;

@@ -6,7 +6,6 @@ use nuvec_collectives as collectives;
 use nuvec_core::distributed::{AllReduce, Communicator, Group};
 use nuvec_core::{Error, Result};
 use nuvec_launch_env as launch_env;
-use nuvec_transport::Peer;
 use nuvec_transport_tcp as tcp;
 use parking_lot::{Mutex, RwLock};
 
@@ -49,20 +48,13 @@ pub(crate) struct Root {
 impl Root {
     /// Connects this rank of `ring`, which has at least two ranks.
     pub(crate) fn connect(ring: &launch_env::Ring, options: &Options) -> Result<Self> {
-        let peer = |(rank, node): (usize, &Vec<launch_env::Address>)| {
-            Peer::new(rank, node.first().map(ToString::to_string).unwrap_or_default())
-        };
-        let peers: Vec<_> = ring.nodes.iter().enumerate().map(peer).collect();
         let address = |a: &launch_env::Address| tcp::Address::new(a.host(), a.port());
         let nodes: Vec<Vec<_>> = ring.nodes.iter().map(|node| node.iter().map(address).collect()).collect();
-        let control = collectives::Control::new(ring.rank, peers, options.timeout);
-        let collectives = tcp_options(options)
-            .and_then(|tcp_options| tcp::connect(&nodes, ring.rank, &tcp_options, control.handler()))
-            .and_then(|fabric| {
-                let mut settings = collectives::Options::default();
-                settings.spin = options.spin.unwrap_or(settings.spin);
-                Collectives::new(fabric, control, settings)
-            });
+        let mut settings = collectives::Options::default();
+        settings.spin = options.spin.unwrap_or(settings.spin);
+        let collectives = tcp_options(options).and_then(|tcp_options| {
+            Collectives::form(settings, |handler| tcp::connect(&nodes, ring.rank, &tcp_options, handler))
+        });
         let tree = Arc::new(Tree { process: std::process::id(), groups: Mutex::new(Some(Vec::new())) });
         let member = tree.grow(collectives.map_err(convert::transport)?)?;
         TREES.lock().push(tree.clone());
@@ -169,11 +161,8 @@ impl Communicator for Member {
 }
 
 fn tcp_options(options: &Options) -> nuvec_transport::Result<tcp::Options> {
-    let tcp_options = tcp::Options::default()
-        .timeout(options.timeout)
-        .name(options.name.as_str())
-        .agreement(collectives::AGREEMENT)
-        .verbose(options.verbose);
+    let tcp_options =
+        tcp::Options::default().timeout(options.timeout).name(options.name.as_str()).verbose(options.verbose);
     Ok(match &options.key {
         Some(key) => tcp_options.key(tcp::Key::new(key.as_bytes())?),
         None => tcp_options,

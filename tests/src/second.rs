@@ -4,9 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use nuvec_collectives::{AGREEMENT, Communicator, Control, DType, Options as CollectiveOptions, Reduction};
+use nuvec_collectives::{Communicator, DType, Options as CollectiveOptions, Reduction};
 use nuvec_launch_env::{Ring, Settings};
-use nuvec_transport::Peer;
 use nuvec_transport_tcp::{Address, Key, Options, TcpFabric};
 
 use crate::cases::{self, Case, Failure, Selection};
@@ -32,7 +31,7 @@ pub fn launch() -> Result<Option<(Ring, Settings)>, nuvec_launch_env::Error> {
 
 /// Forms the group.
 pub fn form(ring: &Ring, settings: &Settings) -> nuvec_transport::Result<Second> {
-    let mut options = Options::default().agreement(AGREEMENT);
+    let mut options = Options::default();
     if let Some(timeout) = settings.timeout {
         options = options.timeout(timeout);
     }
@@ -41,11 +40,9 @@ pub fn form(ring: &Ring, settings: &Settings) -> nuvec_transport::Result<Second>
     }
     let address = |a: &nuvec_launch_env::Address| Address::new(a.host(), a.port());
     let nodes: Vec<Vec<Address>> = ring.nodes.iter().map(|node| node.iter().map(address).collect()).collect();
-    let first = |node: &Vec<Address>| node.first().map(Address::to_string).unwrap_or_default();
-    let peers = nodes.iter().enumerate().map(|(rank, node)| Peer::new(rank, first(node))).collect();
-    let control = Control::new(ring.rank, peers, options.timeout);
-    let fabric = nuvec_transport_tcp::connect(&nodes, ring.rank, &options, control.handler())?;
-    Communicator::new(fabric, control, CollectiveOptions::default())
+    Communicator::form(CollectiveOptions::default(), |handler| {
+        nuvec_transport_tcp::connect(&nodes, ring.rank, &options, handler)
+    })
 }
 
 impl From<nuvec_transport::Error> for Failure {

@@ -40,7 +40,7 @@ impl Card {
         Self {
             rank: u32::try_from(context.rank).unwrap_or(u32::MAX),
             connections: u16::try_from(context.connections).unwrap_or(u16::MAX),
-            agreement: context.options.agreement,
+            agreement: context.agreement,
             cores: own_cores(),
             timeout_ms: u64::try_from(millis).unwrap_or(u64::MAX),
             nonce,

@@ -67,10 +67,12 @@ fn start(
     nodes: &[Vec<Address>],
     rank: usize,
     options: &Options,
-    handler: Box<dyn ControlHandler>,
+    mut handler: Box<dyn ControlHandler>,
     listen: impl FnOnce(&Context, Deadline) -> Result<Listeners>,
 ) -> Result<TcpFabric> {
-    let context = Context::new(nodes, rank, options)?;
+    let mut context = Context::new(nodes, rank, options)?;
+    let peers: Vec<_> = (0..context.size).map(|rank| context.peer(rank, 0)).collect();
+    context.agreement = handler.begin(rank, &peers, options.timeout);
     let deadline = Deadline::after(options.timeout);
     if context.size == 1 {
         return alone(context);

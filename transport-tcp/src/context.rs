@@ -22,6 +22,8 @@ pub(crate) struct Context {
     pub(crate) nodes: Vec<Vec<Address>>,
     pub(crate) identity: Identity,
     pub(crate) options: Options,
+    /// What the control handler wants to be the same on every rank.
+    pub(crate) agreement: u32,
     /// When the transport began; the control handler's clock starts here.
     pub(crate) began: Instant,
 }
@@ -60,6 +62,7 @@ impl Context {
             nodes: nodes.to_vec(),
             identity,
             options: options.clone(),
+            agreement: 0,
             began: Instant::now(),
         })
     }

@@ -208,6 +208,7 @@ pub fn network(
     timeout: Duration,
 ) -> Vec<MemoryFabric> {
     let n = handlers.len();
+    let peers: Vec<_> = (0..n).map(peer_of).collect();
     let mut lefts: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
     let mut rights: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
     for (rank, right) in rights.iter_mut().enumerate() {
@@ -218,7 +219,8 @@ pub fn network(
             lefts[next].push(b);
         }
     }
-    let ranks = handlers.into_iter().zip(rights).zip(lefts).map(|((handler, right), left)| {
+    let ranks = handlers.into_iter().zip(rights).zip(lefts).enumerate().map(|(rank, ((mut handler, right), left))| {
+        handler.begin(rank, &peers, timeout);
         Mutex::new(Rank {
             handler: Some(handler),
             ring: Some(RingLinks { right, left }),

@@ -49,7 +49,9 @@ fn check(ends: &(Error, Error), rejection: Rejection, dialler: &str, listener: &
     assert_eq!((ends.1.rank(), ends.1.peer().map(|p| p.rank)), (Some(0), Some(1)));
     assert!(intruder.contains(dialler), "{intruder}");
     assert_eq!((ends.0.kind(), ends.0.peer().map(|p| p.rank)), (Kind::TimedOut, Some(0)), "{victim}");
-    assert!(victim.contains("refused here: 127.0.0.1") && victim.contains(listener), "{victim}");
+    assert!(victim.contains("refused by rank 1: 127.0.0.1") && victim.contains(listener), "{victim}");
+    // The cause comes before what follows from it.
+    assert!(victim.find("refused by") < victim.find("did not answer"), "{victim}");
     for line in [victim, intruder] {
         assert!(!line.contains("correct horse") && !line.contains('\n'), "{line}");
     }
@@ -86,7 +88,7 @@ fn a_rank_that_takes_another_for_its_right_is_refused() {
         assert_eq!(e.kind(), Kind::Rejected(Rejection::NotMe), "{e}");
         assert!(e.to_string().contains("is rank 0 of 2 there, not rank 1 of 2"), "{e}");
         let victim = victim.join().unwrap().to_string();
-        assert!(victim.contains("refused here") && victim.contains("is rank 0 of 2 there"), "{victim}");
+        assert!(victim.contains("refused by rank 0") && victim.contains("is rank 0 of 2 there"), "{victim}");
     });
 }
 
@@ -117,7 +119,7 @@ fn the_second_of_two_processes_with_one_rank_is_refused() {
         assert_eq!(twin.kind(), Kind::Rejected(Rejection::Taken), "{twin}");
         assert!(twin.to_string().contains("another process"), "{twin}");
         let told = errors.into_iter().flatten().map(|e| e.map(drop).unwrap_err().to_string());
-        assert!(told.into_iter().any(|line| line.contains("refused here: 127.0.0.1 (as rank 0)")));
+        assert!(told.into_iter().any(|line| line.contains("refused by rank 1: 127.0.0.1 (as rank 0)")));
     });
 }
 
@@ -286,7 +288,8 @@ fn ranks_that_would_choose_different_algorithms_do_not_form_and_each_says_why() 
     let errors = std::thread::scope(|scope| {
         let late = scope.spawn(move || {
             notes[0].wait("not connected", |told| !told.up.is_empty());
-            connect_with_listeners(late, &nodes, 2, &options().agreement(7), handler()).map(drop)
+            let handler = Box::new(Notes { agreement: 7, ..Notes::default() });
+            connect_with_listeners(late, &nodes, 2, &options(), handler).map(drop)
         });
         let mut errors: Vec<_> = group.connect().into_iter().flatten().map(|result| result.map(drop)).collect();
         errors.push(late.join().unwrap());
@@ -317,7 +320,7 @@ fn a_hello_of_another_version_is_answered_and_reported() {
         other.read_to_end(&mut reply).unwrap();
         assert_eq!((&reply[..16], reply.len()), (&hello[..16], 54));
         let e = victim.join().unwrap();
-        assert!(e.to_string().contains("refused here: 127.0.0.1 speaks version 9"), "{e}");
+        assert!(e.to_string().contains("refused by rank 1: 127.0.0.1 speaks version 9"), "{e}");
     });
 }
 

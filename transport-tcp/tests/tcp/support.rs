@@ -30,6 +30,8 @@ pub(crate) struct Notes {
     pub(crate) told: Arc<Mutex<Told>>,
     /// As collectives do: tells both neighbours that forming failed; passes that on, and fails with it.
     pub(crate) outspoken: bool,
+    /// What must be the same on every rank.
+    pub(crate) agreement: u32,
 }
 
 impl Notes {
@@ -50,6 +52,10 @@ impl Notes {
 }
 
 impl ControlHandler for Notes {
+    fn begin(&mut self, _: usize, _: &[Peer], _: Duration) -> u32 {
+        self.agreement
+    }
+
     fn link_up(&mut self, link: LinkId, peer: &Peer, _: Duration, out: &mut Outbox) {
         self.note(out, |told| told.up.push((link, peer.rank)));
     }
@@ -76,10 +82,6 @@ impl ControlHandler for Notes {
 
     fn tick(&mut self, _: Duration, out: &mut Outbox) {
         self.note(out, |told| told.ticks += 1);
-    }
-
-    fn tick_interval(&self) -> Duration {
-        Duration::from_secs(1)
     }
 }
 
