@@ -40,13 +40,19 @@ fn refused(refused: Refused, last_address: bool) -> Hello {
 }
 
 /// A connect to `at` (empty where the peer's name says it already) that failed.
-fn unreached(at: &str, e: &io::Error) -> Error {
+fn unreached(at: &str, peer: &Peer, e: &io::Error) -> Error {
     let error = Error::from_io("connect", format!("could not be dialled{at}"), e);
     match error.kind() {
         // This rank's own want, not the peer's silence.
         Kind::Exhausted => error,
-        _ => Error::new(Kind::TimedOut, format!("did not answer{at}: {}", errno_text(e))),
+        _ => silent(at, peer, &errno_text(e)),
     }
+}
+
+/// A peer that did not answer at `at`.
+fn silent(at: &str, peer: &Peer, why: &str) -> Error {
+    let advice = format!("is rank {} started, and does its firewall let the port in?", peer.rank);
+    Error::new(Kind::TimedOut, format!("did not answer{at}: {why}")).with_advice(advice)
 }
 
 /// Where a dial went, unless that is what its peer is called.
@@ -150,16 +156,16 @@ impl Dial {
                 State::Connecting { stream, address, until } => match stream.connected() {
                     Ok(false) if now < *until => return None,
                     Ok(false) => {
-                        let text = format!("did not answer{}: nothing came back", at(&self.address, *address));
-                        self.failed(now, Error::new(Kind::TimedOut, text), pending);
+                        let failure = silent(&at(&self.address, *address), &self.peer, "nothing came back");
+                        self.failed(now, failure, pending);
                     }
                     Err(e) => {
-                        let failure = unreached(&at(&self.address, *address), &e);
+                        let failure = unreached(&at(&self.address, *address), &self.peer, &e);
                         self.failed(now, failure, pending);
                     }
                     Ok(true) if stream.is_self() => {
-                        let text = format!("did not answer{}: nothing listens", at(&self.address, *address));
-                        self.failed(now, Error::new(Kind::TimedOut, text), pending);
+                        let failure = silent(&at(&self.address, *address), &self.peer, "nothing listens");
+                        self.failed(now, failure, pending);
                     }
                     Ok(true) => self.greet(now, identity, pending),
                 },
@@ -245,7 +251,7 @@ impl Dial {
                     self.starved = Some(Error::from_io("socket", what, &e));
                     break;
                 }
-                Err(e) => self.failure = Some(unreached(&at(&self.address, address), &e)),
+                Err(e) => self.failure = Some(unreached(&at(&self.address, address), &self.peer, &e)),
             }
         }
         self.rest_awhile(now);

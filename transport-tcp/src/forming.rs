@@ -57,12 +57,14 @@ impl Forming {
     }
 
     /// What the left neighbour has not done, if anything; the text follows its name.
-    fn left_owes(&self, control: &ControlLinks) -> Option<String> {
+    fn left_owes(&self, context: &Context, control: &ControlLinks) -> Option<String> {
+        // By its number: other ranks are told the text, too.
+        let rank = context.rank;
         let there = self.left.iter().flatten().count();
         if !control.is_up(FROM_LEFT) && !control.has_ended(FROM_LEFT) {
-            Some("did not connect to this rank".into())
+            Some(format!("did not connect to rank {rank}"))
         } else if there < self.left.len() {
-            Some(format!("made {there} of {} ring connections to this rank", self.left.len()))
+            Some(format!("made {there} of {} ring connections to rank {rank}", self.left.len()))
         } else {
             None
         }
@@ -80,18 +82,11 @@ impl Forming {
     ) -> Error {
         let seconds = now.saturating_duration_since(context.began).as_secs_f64();
         let mut missing = self.cards.missing();
-        let mut notes = Vec::new();
-        let mut first = unreached;
-        if let Some(owes) = self.left_owes(control) {
-            let left = context.peer(context.left(), 0);
-            match &first {
-                Some(_) => notes.push(format!("{left} {owes}")),
-                None => {
-                    let what = format!("{owes} within {seconds:.1} s");
-                    first = Some(Error::new(Kind::TimedOut, what).with_peer(&left));
-                }
-            }
-        }
+        let owes = self.left_owes(context, control).map(|owes| {
+            let what = format!("{owes} within {seconds:.1} s");
+            Error::new(Kind::TimedOut, what).with_peer(&context.peer(context.left(), 0))
+        });
+        let (first, mut notes) = in_order(unreached, owes, refused.text(context.rank));
         let first = first.unwrap_or_else(|| match missing.first() {
             Some(&rank) => {
                 let what = format!("is not there: no word of it came round within {seconds:.1} s");
@@ -109,9 +104,23 @@ impl Forming {
             let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
             notes.push(format!("no word came of rank{plural} {}", missing.join(", ")));
         }
-        notes.extend(refused.text());
         with_notes(first, notes).with_rank(context.rank)
     }
+}
+
+/// What is known of connections that are missing, the cause first, as an error and notes on it: why a dial does not stand,
+/// what a neighbour owes, and what was refused, which is why a neighbour owes something.
+pub(crate) fn in_order(
+    unreached: Option<Error>,
+    owes: Option<Error>,
+    refused: Option<String>,
+) -> (Option<Error>, Vec<String>) {
+    let (first, second) = match (unreached, owes) {
+        (Some(unreached), Some(owes)) if refused.is_some() => (Some(owes), Some(unreached)),
+        (None, owes) => (owes, None),
+        both => both,
+    };
+    (first, refused.into_iter().chain(second.map(|e| e.to_string())).collect())
 }
 
 /// `error` with more that is known about it in its line.
@@ -142,8 +151,8 @@ impl Refusals {
         }
     }
 
-    /// All of them in one line, if there are any.
-    pub(crate) fn text(&self) -> Option<String> {
+    /// All that rank `by` refused in one line, if there is anything.
+    pub(crate) fn text(&self, by: usize) -> Option<String> {
         if self.kept.is_empty() {
             return None;
         }
@@ -154,7 +163,7 @@ impl Refusals {
         if self.further > 0 {
             all.push(format!("{} others", self.further));
         }
-        Some(format!("refused here: {}", all.join(", ")))
+        Some(format!("refused by rank {by}: {}", all.join(", ")))
     }
 }
 
@@ -165,13 +174,16 @@ mod tests {
     #[test]
     fn refusals_are_counted_and_bounded() {
         let mut refusals = Refusals::default();
-        assert_eq!(refusals.text(), None);
+        assert_eq!(refusals.text(3), None);
         for i in 0..1000 {
             refusals.add(format!("10.0.0.{} has another key, or none", i % 20));
         }
         assert_eq!((refusals.kept.len(), refusals.further), (MOST_REFUSALS, 600));
-        let text = refusals.text().unwrap();
-        assert!(text.starts_with("refused here: 10.0.0.0 has another key, or none (50 times), 10.0.0.1"), "{text}");
+        let text = refusals.text(3).unwrap();
+        assert!(
+            text.starts_with("refused by rank 3: 10.0.0.0 has another key, or none (50 times), 10.0.0.1"),
+            "{text}"
+        );
         assert!(text.ends_with("600 others"), "{text}");
     }
 }

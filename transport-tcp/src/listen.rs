@@ -1,5 +1,6 @@
 //! Listening: this rank's own sockets. Every one takes every kind of connection.
 
+use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -55,6 +56,18 @@ impl Listeners {
                 let resolved =
                     if own.to_string() == address.to_string() { String::new() } else { format!(" ({address})") };
                 let error = Error::from_io("bind", format!("cannot listen on {own}{resolved}"), &e);
+                let error = match e.kind() {
+                    io::ErrorKind::AddrNotAvailable => error.with_advice(format!(
+                        "this machine does not have that address: use one of its own, or 0.0.0.0:{}; is it rank {}?",
+                        own.port(),
+                        context.rank
+                    )),
+                    io::ErrorKind::AddrInUse => error.with_advice(format!(
+                        "is another process of rank {}, or another program, using it?",
+                        context.rank
+                    )),
+                    _ => error,
+                };
                 return Err(error.with_rank(context.rank));
             }
         }

@@ -78,7 +78,7 @@ impl Service {
                 && !forming.complete()
             {
                 let what = format!("left before the group had formed: it {}", why.what());
-                self.fail(with_notes(why.with_what(what), self.refusals.text()), now);
+                self.fail(with_notes(why.with_what(what), self.refusals.text(self.context.rank)), now);
             }
         }
     }

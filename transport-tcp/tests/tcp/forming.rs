@@ -118,6 +118,7 @@ fn a_port_that_is_taken_is_named_with_its_reason() {
     let line = e.to_string();
     assert_eq!((e.kind(), e.rank()), (Kind::Io, Some(0)), "{line}");
     assert!(line.contains(&nodes[0][0].to_string()) && line.contains("Address already in use"), "{line}");
+    assert!(line.ends_with("; is another process of rank 0, or another program, using it?"), "{line}");
 }
 
 #[test]
@@ -125,6 +126,7 @@ fn an_address_of_another_machine_cannot_be_listened_on() {
     let nodes = [vec![Address::new("192.0.2.77", 5000)], vec![Address::new("127.0.0.1", 5000)]];
     let e = connect(&nodes, 0, &Options::default(), Box::new(Notes::default())).unwrap_err();
     assert!(e.to_string().contains("cannot listen on 192.0.2.77:5000"), "{e}");
+    assert!(e.to_string().ends_with("use one of its own, or 0.0.0.0:5000; is it rank 0?"), "{e}");
     assert_eq!(e.kind(), Kind::Io);
 }
 
