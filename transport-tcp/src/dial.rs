@@ -31,11 +31,11 @@ const NOT_YET_PAUSE: Duration = Duration::from_millis(2);
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// A refusal that may change is a failure like others; so is something else that listens at one of several addresses of a
-/// name.
-fn refused(refused: Refused, last_address: bool) -> Hello {
+/// name: the peer may begin to listen at another.
+fn refused(refused: Refused, at: &str, alone: bool) -> Hello {
     let Refused { rejection, retry, text } = refused;
-    let failure = Error::new(Kind::Rejected(rejection), text);
-    let elsewhere = rejection == Rejection::NotNuvec && !last_address;
+    let failure = Error::new(Kind::Rejected(rejection), if at.is_empty() { text } else { format!("{text} ({at})") });
+    let elsewhere = rejection == Rejection::NotNuvec && !alone;
     if retry || elsewhere { Hello::Failed(failure) } else { Hello::Final(failure) }
 }
 
@@ -74,6 +74,7 @@ enum State {
     },
     Greeting {
         stream: Stream,
+        address: SocketAddr,
         hello: Box<Dialler>,
         output: Vec<u8>,
         until: Instant,
@@ -274,11 +275,11 @@ impl Dial {
     /// Begins the hello on the connection that stands now.
     fn greet(&mut self, now: Instant, identity: &Identity, pending: &mut Pending) {
         let resting = State::Resting { until: now };
-        let State::Connecting { stream, .. } = std::mem::replace(&mut self.state, resting) else { return };
+        let State::Connecting { stream, address, .. } = std::mem::replace(&mut self.state, resting) else { return };
         match Dialler::new(identity, self.open.clone()) {
             Ok(mut hello) => {
                 let output = hello.take_output();
-                self.state = State::Greeting { stream, hello: Box::new(hello), output, until: now + HELLO };
+                self.state = State::Greeting { stream, address, hello: Box::new(hello), output, until: now + HELLO };
             }
             Err(e) => {
                 let what = format!("could not be greeted: {}", e.what());
@@ -288,8 +289,7 @@ impl Dial {
     }
 
     fn hello(&mut self, now: Instant) -> Hello {
-        let last_address = self.rest.is_empty();
-        let State::Greeting { stream, hello, output, until } = &mut self.state else { return Hello::Waits };
+        let State::Greeting { stream, address, hello, output, until } = &mut self.state else { return Hello::Waits };
         let broke = |e: &io::Error| {
             Hello::Failed(Error::new(Kind::Reset, format!("broke the connection in the hello: {}", errno_text(e))))
         };
@@ -326,7 +326,7 @@ impl Dial {
                 Err(e) => return broke(&e),
             };
             if let Err(refusal) = hello.feed(&into[..got]) {
-                return refused(refusal, last_address);
+                return refused(refusal, at(&self.address, *address).trim_start(), self.alone);
             }
             output.extend(hello.take_output());
         }
@@ -454,6 +454,35 @@ mod tests {
         assert_eq!(dial.tries, 3);
         // The failure that is kept says which of the addresses it was, as that is not how the peer is called.
         assert!(dial.error(now).to_string().contains(&format!("did not answer at {second}: ")), "{}", dial.error(now));
+    }
+
+    /// Listens, and answers whoever connects with something else.
+    fn other_service() -> SocketAddr {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            use std::io::Write;
+            // It ends with the test's process.
+            listener.incoming().for_each(|stream| drop(stream.unwrap().write_all(b"SSH-2.0-OpenSSH_9.9\r\n")));
+        });
+        address
+    }
+
+    #[test]
+    fn something_else_at_any_of_several_addresses_does_not_end_a_dial_and_is_said_with_its_address() {
+        let other = other_service();
+        let (_held, silent) = refusing();
+        for addresses in [[silent, other], [other, other]] {
+            let now = Instant::now();
+            let mut dial = dial(silent, now);
+            dial.alone = false;
+            dial.rest = addresses.into();
+            dial.next_address(now, &mut Pending::default());
+            rests(&mut dial, now);
+            let e = dial.error(now);
+            assert_eq!(e.kind(), Kind::Rejected(Rejection::NotNuvec), "{e}");
+            assert!(e.to_string().contains(&format!("(at {other})")), "{e}");
+        }
     }
 
     #[test]
