@@ -124,7 +124,7 @@ pub struct CallStatus {
     pub sequence: u64,
     /// The ranks (among all) that it waits for; none while it moves bytes.
     pub waits_for: Vec<usize>,
-    /// For how long it has been in the call, to within a report's interval.
+    /// For how long it has been in the call at least: up to two reports' intervals more.
     pub since: Duration,
 }
 

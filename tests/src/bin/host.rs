@@ -119,8 +119,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             println!("@error {e}");
-            // The errno's text is all that is left of it in an error that came through nuvec.
-            let taken = e.to_string().contains("Address already in use");
+            let taken = nuvec_distributed_tests::report::is_port_taken(&e.to_string());
             ExitCode::from(if taken { nuvec_distributed_tests::report::PORT_TAKEN } else { 1 })
         }
     }

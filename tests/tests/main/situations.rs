@@ -86,7 +86,7 @@ fn all_send_and_then_receive_what_the_transport_holds() {
 #[test]
 fn all_that_send_too_much_before_they_receive_time_out_and_are_told_why() {
     let finished = run_ring(host(), 2, 1, PATIENCE, &|_, command| {
-        command.args(["around", "67108864"]).env("NUVEC_DISTRIBUTED_TIMEOUT", "1.5");
+        command.args(["around", "67108864"]).env("NUVEC_DISTRIBUTED_TIMEOUT", "4");
     });
     for error in errors(&finished) {
         // As the rank sees it that says so first.
