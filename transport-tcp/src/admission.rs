@@ -28,6 +28,7 @@ pub(crate) struct Admission<'a> {
     pub(crate) rings: &'a Rings,
     pub(crate) refusals: &'a mut Refusals,
     pub(crate) strangers: &'a mut Warning,
+    pub(crate) refused: &'a mut Warning,
     pub(crate) now: Instant,
 }
 
@@ -113,17 +114,21 @@ impl Door for Admission<'_> {
             }
             // Those come again.
             (Some(Rejection::NotYet | Rejection::Busy), _) => {}
-            (Some(_), open) => {
+            (Some(rejection), open) => {
+                let proved = !matches!(rejection, Rejection::Key | Rejection::Version);
                 let who = match &open {
-                    Some(open) => format!("{} (as rank {})", from.ip(), open.from),
-                    None => from.ip().to_string(),
+                    // What it says of itself is worth nothing before it has shown the key.
+                    Some(open) if proved => format!("{} (as rank {})", from.ip(), open.from),
+                    _ => from.ip().to_string(),
                 };
-                self.context.step(format_args!("refused: {who} {text}"));
+                if let Some(line) = self.refused.line(self.now, &format!("refused: {who} {text}")) {
+                    self.context.step(format_args!("{line}"));
+                }
                 match open {
                     Some(open) if open.role == Role::Ring && is_child(&open) => {
-                        self.rings.refused(GroupId(open.group), format!("{who} {text}"));
+                        self.rings.refused(GroupId(open.group), format!("{who} {text}"), proved);
                     }
-                    _ if self.forming.is_some() => self.refusals.add(format!("{who} {text}")),
+                    _ if self.forming.is_some() => self.refusals.add(format!("{who} {text}"), proved),
                     _ => {}
                 }
             }

@@ -129,23 +129,28 @@ pub(crate) fn with_notes(error: Error, notes: impl IntoIterator<Item = String>) 
     error.with_what(what)
 }
 
-/// The most different refusals that are kept.
+/// The most different refusals that are kept, of those that proved that they have the key, and of others.
 const MOST_REFUSALS: usize = 8;
 
 /// What was refused while the group formed, for the error if it does not.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
-    kept: Vec<(String, u64)>,
+    /// Of ranks that have the key, if there is one.
+    proved: Vec<(String, u64)>,
+    /// Of anybody.
+    others: Vec<(String, u64)>,
     further: u64,
 }
 
 impl Refusals {
-    /// Notes a refusal; the text begins with who was refused.
-    pub(crate) fn add(&mut self, text: String) {
-        if let Some((_, count)) = self.kept.iter_mut().find(|(known, _)| *known == text) {
+    /// Notes a refusal; the text begins with who was refused. `proved` says whether that one has the group's key, as far
+    /// as there is one: strangers cannot take the place of those.
+    pub(crate) fn add(&mut self, text: String, proved: bool) {
+        let kept = if proved { &mut self.proved } else { &mut self.others };
+        if let Some((_, count)) = kept.iter_mut().find(|(known, _)| *known == text) {
             *count += 1;
-        } else if self.kept.len() < MOST_REFUSALS {
-            self.kept.push((text, 1));
+        } else if kept.len() < MOST_REFUSALS {
+            kept.push((text, 1));
         } else {
             self.further += 1;
         }
@@ -153,12 +158,12 @@ impl Refusals {
 
     /// All that rank `by` refused in one line, if there is anything.
     pub(crate) fn text(&self, by: usize) -> Option<String> {
-        if self.kept.is_empty() {
-            return None;
-        }
         let mut all: Vec<String> = Vec::new();
-        for (text, count) in &self.kept {
+        for (text, count) in self.proved.iter().chain(&self.others) {
             all.push(if *count == 1 { text.clone() } else { format!("{text} ({count} times)") });
+        }
+        if all.is_empty() {
+            return None;
         }
         if self.further > 0 {
             all.push(format!("{} others", self.further));
@@ -172,13 +177,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn strangers_refusals_do_not_hide_those_of_ranks() {
+        let mut refusals = Refusals::default();
+        (0..100).for_each(|i| refusals.add(format!("10.0.0.{i} has another key, or none"), false));
+        refusals.add("10.0.1.1 (as rank 0) counts 3 ranks".into(), true);
+        let text = refusals.text(1).unwrap();
+        assert!(text.starts_with("refused by rank 1: 10.0.1.1 (as rank 0) counts 3 ranks, 10.0.0.0 has"), "{text}");
+    }
+
+    #[test]
     fn refusals_are_counted_and_bounded() {
         let mut refusals = Refusals::default();
         assert_eq!(refusals.text(3), None);
         for i in 0..1000 {
-            refusals.add(format!("10.0.0.{} has another key, or none", i % 20));
+            refusals.add(format!("10.0.0.{} has another key, or none", i % 20), false);
         }
-        assert_eq!((refusals.kept.len(), refusals.further), (MOST_REFUSALS, 600));
+        assert_eq!((refusals.others.len(), refusals.further), (MOST_REFUSALS, 600));
         let text = refusals.text(3).unwrap();
         assert!(
             text.starts_with("refused by rank 3: 10.0.0.0 has another key, or none (50 times), 10.0.0.1"),

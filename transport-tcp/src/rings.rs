@@ -151,9 +151,10 @@ impl Rings {
     }
 
     /// Notes that a connection for a ring was refused; the text begins with who was refused.
-    pub(crate) fn refused(&self, group: GroupId, text: String) {
+    /// See [`Refusals::add`].
+    pub(crate) fn refused(&self, group: GroupId, text: String, proved: bool) {
         if let Some(Ring::Opening(opening)) = self.state.lock().rings.get_mut(&group) {
-            opening.refusals.add(text);
+            opening.refusals.add(text, proved);
         }
     }
 

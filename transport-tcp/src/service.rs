@@ -101,6 +101,7 @@ pub(crate) struct Service {
     flushes: Vec<([Option<u64>; 2], Sender<()>)>,
     refusals: Refusals,
     strangers: Warning,
+    refused: Warning,
     /// Gets the result of forming, once.
     reply: Sender<Result<Formed>>,
     end: Option<End>,
@@ -149,6 +150,7 @@ impl Service {
             flushes: Vec::new(),
             refusals: Refusals::default(),
             strangers: Warning::default(),
+            refused: Warning::default(),
             reply,
             end: None,
         }
@@ -243,6 +245,7 @@ impl Service {
             rings: &self.rings,
             refusals: &mut self.refusals,
             strangers: &mut self.strangers,
+            refused: &mut self.refused,
             now,
         };
         self.pending.step(now, ready.iter().copied(), &mut admission);

@@ -103,6 +103,30 @@ fn a_key_here_and_none_there_or_another_is_refused_with_key_and_nothing_more() {
 }
 
 #[test]
+fn strangers_without_the_key_are_one_line_whatever_rank_they_claim_and_come_after_a_rank_that_has_it() {
+    let (own, absent) = (listeners("127.0.0.1", 1), Reserved::new());
+    let nodes = [vec![absent.address()], addresses("127.0.0.1", &own)];
+    let short = keyed(SECRET).timeout(Duration::from_secs(3));
+    let intrude = |rank: usize, size: usize, options: &Options| {
+        let theirs = listeners("127.0.0.1", 1);
+        let mut their_nodes = vec![vec![absent.address()]; size];
+        their_nodes[rank] = addresses("127.0.0.1", &theirs);
+        their_nodes[rank + 1] = nodes[1].clone();
+        connect_with_listeners(theirs, &their_nodes, rank, options, handler()).map(drop).unwrap_err()
+    };
+    std::thread::scope(|scope| {
+        let victim = scope.spawn(|| connect_with_listeners(own, &nodes, 1, &short, handler()).map(drop).unwrap_err());
+        for rank in 0..10 {
+            assert_eq!(intrude(rank, 12, &options()).kind(), Kind::Rejected(Rejection::Key));
+        }
+        assert_eq!(intrude(0, 3, &keyed(SECRET)).kind(), Kind::Rejected(Rejection::Size));
+        let line = victim.join().unwrap().to_string();
+        assert!(line.contains("refused by rank 1: 127.0.0.1 (as rank 0) counts 3 ranks, "), "{line}");
+        assert!(line.contains(", 127.0.0.1 has another key, or none (10 times)"), "{line}");
+    });
+}
+
+#[test]
 fn the_second_of_two_processes_with_one_rank_is_refused() {
     // Ranks 0, 0 again, and 1; rank 2 never comes, so that the first two stay.
     let mut group = Group::new("127.0.0.1", 3, 1).without(2).options(options().timeout(Duration::from_millis(1500)));
