@@ -52,7 +52,7 @@ impl Judge for Admission<'_> {
         };
         match known {
             false => Answer::NotYet,
-            true if open.role == Role::P2p && !self.streams.has_room() => Answer::Busy,
+            true if open.role == Role::P2p && !self.streams.has_room(stripe(open).0) => Answer::Busy,
             true => Answer::Go,
         }
     }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::channel::{Connection, TcpReceiver, TcpSender};
 use crate::socket::Stream;
 
-/// The most stripes that wait here until somebody takes their streams.
+/// The most streams that wait here, whole or not, until somebody takes them.
 const MOST_WAITING: usize = 1024;
 
 /// A group, and the rank at the other end.
@@ -42,12 +42,13 @@ struct State {
 /// The streams of one fabric.
 pub(crate) struct Streams {
     stripes: usize,
+    most_waiting: usize,
     state: Mutex<State>,
 }
 
 impl Streams {
     pub(crate) fn new(stripes: usize) -> Self {
-        Self { stripes, state: Mutex::default() }
+        Self { stripes, most_waiting: MOST_WAITING, state: Mutex::default() }
     }
 
     /// Notes that a stream is being opened; `false` if there is nothing to do: it is being opened already, or the
@@ -112,11 +113,13 @@ impl Streams {
         self.state.lock().groups.contains_key(&group)
     }
 
-    /// Whether there is room for another stripe.
-    pub(crate) fn has_room(&self) -> bool {
+    /// Whether there is room for a stripe of that stream. There is for every stripe of one that has begun to arrive:
+    /// else several that have arrived in part would wait for each other for ever.
+    pub(crate) fn has_room(&self, key: StreamId) -> bool {
         let state = self.state.lock();
-        let waiting: usize = state.arrivals.values().map(|arrival| arrival.stripes.iter().flatten().count()).sum();
-        waiting < MOST_WAITING
+        let waits = |arrival: &Arrival| arrival.stripes.iter().any(Option::is_some);
+        state.arrivals.get(&key).is_some_and(waits)
+            || state.arrivals.values().filter(|arrival| waits(arrival)).count() < self.most_waiting
     }
 
     /// Whether the stripe is there and its sender still holds it.
@@ -182,4 +185,33 @@ impl Streams {
 /// The error of what was being opened when the transport ended.
 pub(crate) fn closed() -> Error {
     Error::new(Kind::Closed, "the group was closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::pair;
+
+    #[test]
+    fn a_stream_that_has_begun_to_arrive_always_has_room_for_its_other_stripes() {
+        let streams = Streams { most_waiting: 2, ..Streams::new(3) };
+        streams.accept(GroupId::ROOT, &Arc::new(Wake::new().unwrap()));
+        let key = |from| (GroupId::ROOT, from);
+        let mut held = Vec::new();
+        let mut arrive = |from, index| {
+            assert!(streams.has_room(key(from)));
+            let (theirs, own) = pair("127.0.0.1:0");
+            held.push(theirs);
+            streams.arrived(key(from), index, own, Peer::new(from, "a:1"));
+        };
+        arrive(1, 0);
+        arrive(2, 0);
+        assert!(!streams.has_room(key(3)));
+        for from in [1, 2] {
+            arrive(from, 1);
+            arrive(from, 2);
+        }
+        assert_eq!(streams.accepted(key(1)).unwrap().len(), 3);
+        assert!(streams.has_room(key(3)));
+    }
 }
