@@ -72,6 +72,10 @@ impl Service {
         for (link, why) in ended {
             self.context.step(format_args!("{why}"));
             let why = why.with_rank(self.context.rank);
+            if why.kind() == Kind::Mismatch {
+                // Others only see that the connections break; this is why.
+                tracing::warn!("{why}");
+            }
             self.control.tell_ended(link, &why, now);
             // A neighbour that needs nothing more of us may have formed, worked and left already.
             if let Phase::Forming(forming) = &self.phase
