@@ -9,8 +9,7 @@ use std::error::Error;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nuvec_collectives::{Communicator, Control, DType, Options, Reduction};
-use nuvec_transport::Peer;
+use nuvec_collectives::{Communicator, DType, Options, Reduction};
 use nuvec_transport_tcp::{Address, connect};
 
 /// Set for a rank that this program starts: its number, and the first of the ports.
@@ -48,10 +47,7 @@ fn run(rank: usize, ranks: usize, connections: usize, port: u16, sizes: &[usize]
     let address = |i: usize| Address::new("127.0.0.1", port + i as u16);
     let nodes: Vec<Vec<_>> =
         (0..ranks).map(|r| (0..connections).map(|c| address(r * connections + c)).collect()).collect();
-    let peers = nodes.iter().enumerate().map(|(r, node)| Peer::new(r, node[0].to_string())).collect();
-    let control = Control::new(rank, peers, Duration::from_secs(30));
-    let fabric = connect(&nodes, rank, &Default::default(), control.handler())?;
-    let group = Communicator::new(fabric, control, Options::default())?;
+    let group = Communicator::form(Options::default(), |handler| connect(&nodes, rank, &Default::default(), handler))?;
     for &bytes in sizes {
         // Zeros: what is added does not change the time, and sums do not grow.
         let mut data = vec![0; bytes / 4 * 4];

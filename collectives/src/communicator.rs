@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nuvec_transport::{Channel, Deadline, Error, Fabric, GroupId, Kind, Result, RingLinks, Wake};
+use nuvec_transport::{Channel, ControlHandler, Deadline, Error, Fabric, GroupId, Kind, Result, RingLinks, Wake};
 use parking_lot::Mutex;
 
 use crate::call::{Algorithm, Call, Doing, Operation};
@@ -22,10 +22,6 @@ use crate::{DType, Reduction};
 
 /// Up to how many bytes per rank a short all-reduce carries: beyond, the ring is faster. Measured at 2 and 4 ranks.
 const SHORT: usize = 16 << 10;
-/// What all ranks of a group must have in common beside their calls: the version of the thresholds by which an algorithm
-/// is chosen. Transports exchange it while forming.
-pub const AGREEMENT: u32 = 1;
-
 /// How a [`Communicator`] waits and works.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
@@ -72,11 +68,10 @@ impl Options {
 /// ```
 /// use std::time::{Duration, Instant};
 /// use nuvec_collectives::{Communicator, Control, DType, Options, Reduction};
-/// use nuvec_transport::{Peer, memory};
+/// use nuvec_transport::memory;
 ///
 /// // Two ranks in one process, over channels in memory; `nuvec-transport-tcp` connects processes.
-/// let peers = || (0..2).map(|rank| Peer::new(rank, "memory")).collect();
-/// let controls: Vec<_> = (0..2).map(|rank| Control::new(rank, peers(), Duration::from_secs(30))).collect();
+/// let controls = [Control::new(), Control::new()];
 /// let fabrics = memory::network(controls.iter().map(Control::handler).collect(), 1, 1 << 16, Duration::from_secs(30));
 /// let ranks: Vec<_> = fabrics
 ///     .into_iter()
@@ -122,8 +117,28 @@ pub(crate) struct Inner<F: Fabric> {
 }
 
 impl<F: Fabric> Communicator<F> {
-    /// The group of all ranks of `fabric`, whose control messages `control` handles. Takes the fabric's ring.
-    /// Errors: the ring was taken before; no descriptors are left.
+    /// Connects the group of all ranks: `connect` is given the handler of its control messages, and returns the transport
+    /// that it connects, such as `nuvec_transport_tcp::connect`.
+    ///
+    /// Blocks as `connect` does. Errors: what `connect` returns; no descriptors are left.
+    ///
+    /// ```no_run
+    /// use nuvec_collectives::{Communicator, Options};
+    /// use nuvec_transport_tcp::{Address, connect};
+    ///
+    /// let nodes = [vec![Address::new("10.0.0.1", 5000)], vec![Address::new("10.0.0.2", 5000)]];
+    /// let group =
+    ///     Communicator::form(Options::default(), |handler| connect(&nodes, 0, &Default::default(), handler))?;
+    /// group.barrier()?;
+    /// # Ok::<(), nuvec_transport::Error>(())
+    /// ```
+    pub fn form(options: Options, connect: impl FnOnce(Box<dyn ControlHandler>) -> Result<F>) -> Result<Self> {
+        let control = Control::new();
+        Self::new(connect(control.handler())?, control, options)
+    }
+
+    /// The group of all ranks of `fabric`, which stands already and whose control messages `control` handles. Takes the
+    /// fabric's ring. Errors: the ring was taken before; no descriptors are left.
     pub fn new(fabric: F, control: Control, options: Options) -> Result<Self> {
         let members = (0..fabric.size()).collect();
         let ring = if fabric.size() > 1 { Some(fabric.ring()?) } else { None };

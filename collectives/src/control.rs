@@ -15,7 +15,7 @@ mod status;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox, Peer};
@@ -31,17 +31,28 @@ pub(crate) use group::GroupState;
 /// The most failures that are kept, and passed on, of groups that this rank is not in.
 const MAX_ABORTS: usize = 256;
 
+/// What all ranks must have in common beside their calls: the version of the thresholds by which an algorithm is chosen.
+const AGREEMENT: u32 = 1;
+
 /// The shared state of one rank: which groups live, what every rank does, which are gone. Cheap to clone.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Control {
     shared: Arc<Shared>,
 }
 
+#[derive(Default)]
 struct Shared {
+    /// Set when the transport begins.
+    me: OnceLock<Me>,
+    state: Mutex<State>,
+}
+
+/// Who this rank is.
+struct Me {
     rank: usize,
     peers: Vec<Peer>,
+    /// How often it reports.
     tick: Duration,
-    state: Mutex<State>,
 }
 
 #[derive(Default)]
@@ -113,16 +124,14 @@ pub struct CallStatus {
     pub sequence: u64,
     /// The ranks (among all) that it waits for; none while it moves bytes.
     pub waits_for: Vec<usize>,
-    /// For how long it has been in the call, to within a report's interval.
+    /// For how long it has been in the call at least: up to two reports' intervals more.
     pub since: Duration,
 }
 
 impl Control {
-    /// The control of rank `rank` among `peers` (every rank, its own too, by index, with the address that errors show).
-    /// `timeout` is the longest that an operation waits without progress.
-    pub fn new(rank: usize, peers: Vec<Peer>, timeout: Duration) -> Self {
-        let tick = (timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
-        Self { shared: Arc::new(Shared { rank, peers, tick, state: Mutex::default() }) }
+    /// The control of one rank; which one, it learns from the transport.
+    pub fn new() -> Self {
+        Self::default()
     }
 
     /// What the transport calls with this rank's control messages. Make one.
@@ -135,7 +144,7 @@ impl Control {
         let state = self.shared.state.lock();
         let (table, now) = (&state.table, state.now);
         let status = |rank: usize| {
-            if rank == self.shared.rank {
+            if rank == self.shared.rank() {
                 let calls = state.own_calls(now).iter().map(|c| call_status(c, Duration::ZERO)).collect();
                 return RankStatus { rank, state: RankState::Alive { heard: Duration::ZERO }, calls };
             }
@@ -149,7 +158,7 @@ impl Control {
                 }
             }
         };
-        (0..self.shared.peers.len()).map(status).collect()
+        (0..self.shared.size()).map(status).collect()
     }
 
     /// Joins a group: its state, already failed if an Abort came before.
@@ -183,7 +192,7 @@ impl Control {
         if let Entry::Vacant(entry) = aborts.entry(id)
             && first.kind() != Kind::Closed
         {
-            unsent.push(entry.insert(Abort::new(id, self.shared.rank, &first)).clone());
+            unsent.push(entry.insert(Abort::new(id, self.shared.rank(), &first)).clone());
         }
         first
     }
@@ -203,7 +212,7 @@ impl Control {
     /// Whether every rank that has not left has reported after `since`.
     pub(crate) fn all_heard_since(&self, since: Duration) -> bool {
         let state = self.shared.state.lock();
-        let others = (0..self.shared.peers.len()).filter(|&rank| rank != self.shared.rank);
+        let others = (0..self.shared.size()).filter(|&rank| rank != self.shared.rank());
         let mut reports = others.map(|rank| state.table.get(rank as u32));
         reports.all(|report| report.is_some_and(|r| r.gone || r.heard > since))
     }
@@ -214,11 +223,11 @@ impl Control {
         let mut state = self.shared.state.lock();
         state.inquiring = false;
         let Some((doing, sequence, waits)) = group.current() else { return error };
-        let rank = self.shared.rank as u32;
+        let rank = self.shared.rank() as u32;
         let stuck = Stuck { rank, group: id, doing, sequence, waits };
         let mut table = state.table.clone();
         table.take(status::entries(rank, u64::MAX, state.own_calls(state.now)), state.now);
-        let standing = blame::standing(&table, self.shared.peers.len(), state.now);
+        let standing = blame::standing(&table, self.shared.size(), state.now);
         let advice = error.advice().map(str::to_owned);
         let (rank, text, advice) = match blame::find(&table, &stuck, state.now, patience) {
             Verdict::Rank { rank, text } => (rank, text, advice),
@@ -248,14 +257,30 @@ fn call_status(call: &InCall, ago: Duration) -> CallStatus {
 }
 
 impl Shared {
+    fn rank(&self) -> usize {
+        self.me.get().map_or(0, |me| me.rank)
+    }
+
+    fn peers(&self) -> &[Peer] {
+        self.me.get().map_or(&[], |me| &me.peers)
+    }
+
+    fn size(&self) -> usize {
+        self.peers().len()
+    }
+
+    fn tick(&self) -> Duration {
+        self.me.get().map_or(Duration::from_secs(1), |me| me.tick)
+    }
+
     fn peer(&self, rank: usize) -> Peer {
-        self.peers.get(rank).cloned().unwrap_or_else(|| Peer::new(rank, "address unknown"))
+        self.peers().get(rank).cloned().unwrap_or_else(|| Peer::new(rank, "address unknown"))
     }
 
     /// The error that an Abort becomes on this rank.
     fn error_of(&self, abort: &Abort) -> Error {
         let (first, reporter) = (abort.first as usize, abort.reporter as usize);
-        if first == self.rank && reporter != self.rank {
+        if first == self.rank() && reporter != self.rank() {
             let what = format!("reports that rank {first} {}", abort.text);
             return Error::new(abort.kind, what).with_peer(&self.peer(reporter));
         }
@@ -269,7 +294,7 @@ impl Shared {
 
     /// Whether there is such a rank, and it is not this one.
     fn is_other(&self, rank: u32) -> bool {
-        (rank as usize) < self.peers.len() && rank as usize != self.rank
+        (rank as usize) < self.size() && rank as usize != self.rank()
     }
 
     /// Takes an Abort: unless the group has failed before, poisons it and passes the Abort on to every link but `from`.

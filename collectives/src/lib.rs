@@ -32,7 +32,7 @@ mod workers;
 #[cfg(test)]
 mod simulation;
 
-pub use communicator::{AGREEMENT, Communicator, Options};
+pub use communicator::{Communicator, Options};
 pub use control::{CallStatus, Control, RankState, RankStatus};
 pub use counters::Counts;
 pub use dtype::DType;

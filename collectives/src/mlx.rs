@@ -112,7 +112,7 @@ impl<C: Channel> MlxRing<C> {
             [(tx_left, rx_right), (tx_right, rx_left)]
         });
         let wake = Arc::new(Wake::new().map_err(|e| e.with_rank(rank))?);
-        let control = Control::new(rank, Vec::new(), timeout);
+        let control = Control::new();
         let group = control.join(GroupId::ROOT);
         group.watch(&wake);
         let threads = match options.threads {

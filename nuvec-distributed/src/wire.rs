@@ -3,7 +3,7 @@
 use nuvec_collectives as collectives;
 use nuvec_collectives::{Counts, DType, MlxRing, RankStatus, Reduction};
 use nuvec_launch_env as launch_env;
-use nuvec_transport::{Error, Kind, Peer, Result};
+use nuvec_transport::{Error, Kind, Result};
 use nuvec_transport_tcp as tcp;
 
 use crate::{Options, Wire};
@@ -24,13 +24,8 @@ impl Collectives {
         let tcp_options = tcp_options(options)?;
         match options.wire {
             Wire::Native => {
-                let peer = |(rank, node): (usize, &Vec<launch_env::Address>)| {
-                    Peer::new(rank, node.first().map(ToString::to_string).unwrap_or_default())
-                };
-                let peers = ring.nodes.iter().enumerate().map(peer).collect();
-                let control = collectives::Control::new(ring.rank, peers, options.timeout);
-                let fabric = tcp::connect(&nodes, ring.rank, &tcp_options, control.handler())?;
-                collectives::Communicator::new(fabric, control, settings).map(Self::Native)
+                let connect = |handler| tcp::connect(&nodes, ring.rank, &tcp_options, handler);
+                collectives::Communicator::form(settings, connect).map(Self::Native)
             }
             Wire::Mlx => {
                 let links = tcp::mlx::connect(&nodes, ring.rank, &tcp_options)?;
@@ -115,11 +110,8 @@ impl Collectives {
 }
 
 fn tcp_options(options: &Options) -> Result<tcp::Options> {
-    let tcp_options = tcp::Options::default()
-        .timeout(options.timeout)
-        .name(options.name.as_str())
-        .agreement(collectives::AGREEMENT)
-        .verbose(options.verbose);
+    let tcp_options =
+        tcp::Options::default().timeout(options.timeout).name(options.name.as_str()).verbose(options.verbose);
     Ok(match &options.key {
         Some(key) => tcp_options.key(tcp::Key::new(key.as_bytes())?),
         None => tcp_options,

@@ -6,11 +6,12 @@
 
 use std::collections::BTreeSet;
 
+use nuvec_collectives::Reduction;
 use nuvec_core::Array;
 use nuvec_core::distributed::{self, Group};
 
-use crate::for_each_dtype;
 use crate::sample::{Sample, digest, hash};
+use crate::{for_each_dtype, groups};
 
 /// One rank's view of the ring while it checks.
 pub struct Ring {
@@ -31,6 +32,16 @@ pub enum Failure {
     Call(String),
     /// A result is wrong; the group lives.
     Wrong(String),
+}
+
+impl Failure {
+    /// The same of a part of a check.
+    pub(crate) fn about(self, part: &str) -> Self {
+        match self {
+            Self::Call(text) => Self::Call(format!("{part}: {text}")),
+            Self::Wrong(text) => Self::Wrong(format!("{part}: {text}")),
+        }
+    }
 }
 
 impl From<nuvec_core::Error> for Failure {
@@ -116,39 +127,22 @@ impl Selection {
     }
 }
 
-/// An element-wise operation over the ranks.
-#[derive(Debug, Clone, Copy)]
-enum Reduce {
-    Sum,
-    Max,
-    Min,
+/// nuvec's call of a reduction.
+fn call(reduction: Reduction, x: &Array, group: &Group) -> Array {
+    let call = match reduction {
+        Reduction::Max => distributed::all_max,
+        Reduction::Min => distributed::all_min,
+        _ => distributed::all_sum,
+    };
+    call(x, Some(group))
 }
 
-impl Reduce {
-    const ALL: [Self; 3] = [Self::Sum, Self::Max, Self::Min];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Sum => "all_sum",
-            Self::Max => "all_max",
-            Self::Min => "all_min",
-        }
-    }
-
-    fn call(self, x: &Array, group: &Group) -> Array {
-        match self {
-            Self::Sum => distributed::all_sum(x, Some(group)),
-            Self::Max => distributed::all_max(x, Some(group)),
-            Self::Min => distributed::all_min(x, Some(group)),
-        }
-    }
-
-    fn apply<T: Sample>(self, a: T, b: T) -> T {
-        match self {
-            Self::Sum => a.sum(b),
-            Self::Max => a.max(b),
-            Self::Min => a.min(b),
-        }
+/// What a reduction makes of two values.
+pub(crate) fn reduce<T: Sample>(reduction: Reduction, a: T, b: T) -> T {
+    match reduction {
+        Reduction::Max => a.max(b),
+        Reduction::Min => a.min(b),
+        _ => a.sum(b),
     }
 }
 
@@ -157,8 +151,8 @@ pub fn cases(ranks: usize, connections: usize, selection: &Selection) -> Vec<Cas
     let mut cases = Vec::new();
     for_each_dtype!(of_dtype(ranks, selection, &mut cases));
     for length in selection.long_lengths(ranks, connections) {
-        for reduce in Reduce::ALL {
-            cases.push(reduction::<f32>(reduce, length));
+        for reduction in Reduction::ALL {
+            cases.push(all_reduce::<f32>(reduction, length));
         }
         cases.push(gather::<f32>(length));
     }
@@ -170,6 +164,7 @@ pub fn cases(ranks: usize, connections: usize, selection: &Selection) -> Vec<Cas
         cases.push(agreement::<f64>(length));
         cases.push(agreement::<nuvec_core::Complex64>(length));
     }
+    cases.extend(groups::cases(ranks, selection));
     let mut seen = BTreeSet::new();
     cases.retain(|case| selection.wants(&case.name) && seen.insert(case.name.clone()));
     cases
@@ -178,7 +173,7 @@ pub fn cases(ranks: usize, connections: usize, selection: &Selection) -> Vec<Cas
 fn of_dtype<T: Sample>(ranks: usize, selection: &Selection, cases: &mut Vec<Case>) {
     cases.push(scalar::<T>());
     for length in selection.lengths(ranks, T::DTYPE.size()) {
-        cases.extend(Reduce::ALL.map(|reduce| reduction::<T>(reduce, length)));
+        cases.extend(Reduction::ALL.map(|reduction| all_reduce::<T>(reduction, length)));
         cases.push(gather::<T>(length));
         // Alone, there is nobody to send to.
         if ranks > 1 {
@@ -194,7 +189,7 @@ fn name<T: Sample>(operation: &str, length: impl std::fmt::Display) -> String {
 
 impl Ring {
     /// A rank's data for the check `name`.
-    fn data<T: Sample>(&self, name: &str, rank: usize, length: usize) -> Vec<T> {
+    pub(crate) fn data<T: Sample>(&self, name: &str, rank: usize, length: usize) -> Vec<T> {
         let seed = self.seed_of(name);
         (0..length).map(|i| T::exact(hash(seed, rank, i), self.group.size())).collect()
     }
@@ -234,18 +229,18 @@ impl Ring {
 }
 
 /// The outcome of two parts of a check: an error of a call first, for it ends the group.
-fn both(first: Result<(), Failure>, second: Result<(), Failure>) -> Result<(), Failure> {
+pub(crate) fn both(first: Result<(), Failure>, second: Result<(), Failure>) -> Result<(), Failure> {
     if matches!(second, Err(Failure::Call(_))) { second } else { first.and(second) }
 }
 
-fn reduction<T: Sample>(reduce: Reduce, length: usize) -> Case {
-    Case::new(name::<T>(reduce.name(), length), move |ring, name| {
+fn all_reduce<T: Sample>(reduction: Reduction, length: usize) -> Case {
+    Case::new(name::<T>(&format!("all_{}", reduction.name()), length), move |ring, name| {
         let x = Array::from(ring.data::<T>(name, ring.group.rank(), length));
-        let mut got = reduce.call(&x, &ring.group).to_vec::<T>()?;
+        let mut got = call(reduction, &x, &ring.group).to_vec::<T>()?;
         let mut expected = ring.data::<T>(name, 0, length);
         for rank in 1..ring.group.size() {
             for (e, x) in expected.iter_mut().zip(ring.data::<T>(name, rank, length)) {
-                *e = reduce.apply(*e, x);
+                *e = reduce(reduction, *e, x);
             }
         }
         let good = ring.compare(name, &mut got, &expected);

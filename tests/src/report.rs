@@ -11,6 +11,12 @@ use serde_json::json;
 /// The exit code when a port of this rank was taken: start again with others. (EADDRINUSE's number on Linux.)
 pub const PORT_TAKEN: u8 = 98;
 
+/// Whether an error says that a port of this rank was taken. The errno's text is all that is left of it in an error that
+/// came through nuvec, so this reads it, as no product code may.
+pub fn is_port_taken(error: &str) -> bool {
+    error.contains("Address already in use")
+}
+
 fn line(text: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_fmt(format_args!("@{text}\n")).and_then(|()| out.flush());
@@ -40,6 +46,11 @@ pub fn row(operation: &str, bytes: usize, latency: Duration) {
 /// The endless loop runs.
 pub fn looping() {
     line(format_args!("looping"));
+}
+
+/// So many calls of the endless loop are done, and their results were right.
+pub fn round(done: usize) {
+    line(format_args!("round {done}"));
 }
 
 /// The endless loop ended with the error `text` at `at`, and the call after it with the error `again`, which took

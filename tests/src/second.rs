@@ -4,12 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use nuvec_collectives::{AGREEMENT, Communicator, Control, DType, Options as CollectiveOptions, Reduction};
-use nuvec_transport::Peer;
+use nuvec_collectives::{Communicator, DType, Options as CollectiveOptions, Reduction};
+use nuvec_launch_env::{Ring, Settings};
 use nuvec_transport_tcp::{Address, Key, Options, TcpFabric};
-use serde_json::Value;
 
-use crate::cases::{Case, Failure, Selection};
+use crate::cases::{self, Case, Failure, Selection};
 use crate::for_each_dtype;
 use crate::sample::{Sample, hash};
 
@@ -19,39 +18,31 @@ pub const HOSTFILE: &str = "NUVEC_RING_TEST_HOSTFILE";
 /// The second group.
 pub type Second = Communicator<TcpFabric>;
 
-/// Each rank's addresses, from the hostfile that [`HOSTFILE`] names; none if it is not set.
-pub fn nodes() -> Result<Option<Vec<Vec<Address>>>, String> {
-    let Some(path) = std::env::var_os(HOSTFILE) else { return Ok(None) };
-    let wrong = |why: String| format!("{} ({HOSTFILE}): {why}", path.display());
-    let text = std::fs::read_to_string(&path).map_err(|e| wrong(e.to_string()))?;
-    let value: Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
-    let ranks = value.as_array().ok_or_else(|| wrong("expected a list".into()))?;
-    let nodes: Option<Vec<Vec<Address>>> =
-        ranks.iter().map(|rank| rank.as_array()?.iter().map(|a| address(a.as_str()?)).collect()).collect();
-    nodes.map(Some).ok_or_else(|| wrong("expected a list of \"host:port\" per rank".into()))
-}
-
-fn address(text: &str) -> Option<Address> {
-    let (host, port) = text.rsplit_once(':')?;
-    let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
-    Some(Address::new(host, port.parse().ok()?))
-}
-
-/// Forms the group, with the key and the time-out of the facade's variables.
-pub fn form(nodes: &[Vec<Address>], rank: usize) -> nuvec_transport::Result<Second> {
-    let mut options = Options::default().agreement(AGREEMENT);
-    if let Some(timeout) = std::env::var("NUVEC_DISTRIBUTED_TIMEOUT").ok().and_then(|t| t.parse().ok()) {
-        let usual = options.timeout;
-        options = options.timeout(Duration::try_from_secs_f64(timeout).unwrap_or(usual));
+/// What the environment says of this group: as of the facade's, but for the hostfile, which [`HOSTFILE`] names. None if
+/// that is not set.
+pub fn launch() -> Result<Option<(Ring, Settings)>, nuvec_launch_env::Error> {
+    if std::env::var_os(HOSTFILE).is_none() {
+        return Ok(None);
     }
-    if let Ok(key) = std::env::var("NUVEC_DISTRIBUTED_KEY") {
+    let of_second = |name: &str| std::env::var_os(if name == "MLX_HOSTFILE" { HOSTFILE } else { name });
+    let env = nuvec_launch_env::read(&of_second)?;
+    Ok(env.ring.map(|ring| (ring, env.settings)))
+}
+
+/// Forms the group.
+pub fn form(ring: &Ring, settings: &Settings) -> nuvec_transport::Result<Second> {
+    let mut options = Options::default();
+    if let Some(timeout) = settings.timeout {
+        options = options.timeout(timeout);
+    }
+    if let Some(key) = &settings.key {
         options = options.key(Key::new(key.as_bytes())?);
     }
-    let first = |node: &Vec<Address>| node.first().map(Address::to_string).unwrap_or_default();
-    let peers = nodes.iter().enumerate().map(|(rank, node)| Peer::new(rank, first(node))).collect();
-    let control = Control::new(rank, peers, options.timeout);
-    let fabric = nuvec_transport_tcp::connect(nodes, rank, &options, control.handler())?;
-    Communicator::new(fabric, control, CollectiveOptions::default())
+    let address = |a: &nuvec_launch_env::Address| Address::new(a.host(), a.port());
+    let nodes: Vec<Vec<Address>> = ring.nodes.iter().map(|node| node.iter().map(address).collect()).collect();
+    Communicator::form(CollectiveOptions::default(), |handler| {
+        nuvec_transport_tcp::connect(&nodes, ring.rank, &options, handler)
+    })
 }
 
 impl From<nuvec_transport::Error> for Failure {
@@ -78,7 +69,7 @@ pub fn cases(group: &Arc<Second>, one_machine: bool, selection: &Selection) -> V
 
 fn reduce_scatters<T: Sample>(group: &Arc<Second>, selection: &Selection, cases: &mut Vec<Case>) {
     for length in selection.lengths(group.size(), T::DTYPE.size()) {
-        for reduction in [Reduction::Sum, Reduction::Max, Reduction::Min] {
+        for reduction in Reduction::ALL {
             cases.push(reduce_scatter::<T>(group.clone(), reduction, length));
         }
     }
@@ -87,12 +78,7 @@ fn reduce_scatters<T: Sample>(group: &Arc<Second>, selection: &Selection, cases:
 /// Every rank gives a block of `length` elements for each rank, and gets its own block reduced over all ranks.
 fn reduce_scatter<T: Sample>(group: Arc<Second>, reduction: Reduction, length: usize) -> Case {
     let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == T::DTYPE.name());
-    let (label, apply): (_, fn(T, T) -> T) = match reduction {
-        Reduction::Max => ("max", T::max),
-        Reduction::Min => ("min", T::min),
-        _ => ("sum", T::sum),
-    };
-    Case::new(format!("reduce_scatter/{label}/{}/{length}", T::DTYPE.name()), move |ring, name| {
+    Case::new(format!("reduce_scatter/{}/{}/{length}", reduction.name(), T::DTYPE.name()), move |ring, name| {
         let seed = ring.seed_of(name);
         let (rank, size) = (group.rank(), group.size());
         let value = |of: usize, i: usize| T::exact(hash(seed, of, i), size);
@@ -103,7 +89,7 @@ fn reduce_scatter<T: Sample>(group: Arc<Second>, reduction: Reduction, length: u
         let block = length * T::DTYPE.size();
         let mut got = T::from_bytes(&bytes[rank * block..][..block]);
         let expected: Vec<T> = (rank * length..(rank + 1) * length)
-            .map(|i| (1..size).fold(value(0, i), |sum, of| apply(sum, value(of, i))))
+            .map(|i| (1..size).fold(value(0, i), |result, of| cases::reduce(reduction, result, value(of, i))))
             .collect();
         ring.compare(name, &mut got, &expected)
     })
@@ -139,17 +125,4 @@ fn barrier(group: Arc<Second>, one_machine: bool, round: usize) -> Case {
         }
         ring.compare(name, &mut verdict, &[true])
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_cut_at_the_last_colon_and_lose_their_brackets() {
-        let shown = |text| address(text).map(|a| (a.host().to_string(), a.port()));
-        assert_eq!(shown("127.0.0.1:5000"), Some(("127.0.0.1".into(), 5000)));
-        assert_eq!(shown("[fe80::1%en5]:5000"), Some(("fe80::1%en5".into(), 5000)));
-        assert_eq!(shown("nothing"), None);
-    }
 }

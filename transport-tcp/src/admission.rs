@@ -7,10 +7,10 @@ use nuvec_transport::{GroupId, Rejection};
 
 use crate::channel::TcpChannel;
 use crate::context::{Context, NO_SESSION};
-use crate::control::{Control, FROM_LEFT};
+use crate::control::{ControlLinks, FROM_LEFT};
 use crate::forming::{Forming, Refusals};
-use crate::hello::{Admission as Answer, Dropped, Judge, Open, Place, Role};
-use crate::log::{Warning, step};
+use crate::hello::{Answer, Dropped, Judge, Open, Place, Role};
+use crate::log::Warning;
 use crate::pending::Door;
 use crate::rings::{Rings, Side};
 use crate::socket::Stream;
@@ -23,11 +23,12 @@ pub(crate) struct Admission<'a> {
     pub(crate) forming: Option<&'a mut Forming>,
     /// The run, once the group has formed.
     pub(crate) session: [u8; 16],
-    pub(crate) control: &'a mut Control,
+    pub(crate) control: &'a mut ControlLinks,
     pub(crate) streams: &'a Streams,
     pub(crate) rings: &'a Rings,
     pub(crate) refusals: &'a mut Refusals,
     pub(crate) strangers: &'a mut Warning,
+    pub(crate) refused: &'a mut Warning,
     pub(crate) now: Instant,
 }
 
@@ -51,7 +52,7 @@ impl Judge for Admission<'_> {
         };
         match known {
             false => Answer::NotYet,
-            true if open.role == Role::P2p && !self.streams.has_room() => Answer::Busy,
+            true if open.role == Role::P2p && !self.streams.has_room(stripe(open).0) => Answer::Busy,
             true => Answer::Go,
         }
     }
@@ -92,12 +93,7 @@ impl Door for Admission<'_> {
             return;
         }
         let peer = self.context.peer(from, index);
-        step!(
-            self.context.options.verbose,
-            "rank {}: {peer} connected ({} {index})",
-            self.context.rank,
-            open.role.name()
-        );
+        self.context.step(format_args!("{peer} connected ({} {index})", open.role.name()));
         match (open.role, &mut self.forming) {
             (Role::Ring, _) if is_child(&open) => {
                 self.rings.connected(GroupId(open.group), Side::Left, index, TcpChannel::new(stream, peer));
@@ -118,17 +114,21 @@ impl Door for Admission<'_> {
             }
             // Those come again.
             (Some(Rejection::NotYet | Rejection::Busy), _) => {}
-            (Some(_), open) => {
+            (Some(rejection), open) => {
+                let proved = !matches!(rejection, Rejection::Key | Rejection::Version);
                 let who = match &open {
-                    Some(open) => format!("{} (as rank {})", from.ip(), open.from),
-                    None => from.ip().to_string(),
+                    // What it says of itself is worth nothing before it has shown the key.
+                    Some(open) if proved => format!("{} (as rank {})", from.ip(), open.from),
+                    _ => from.ip().to_string(),
                 };
-                step!(self.context.options.verbose, "rank {}: refused: {who} {text}", self.context.rank);
+                if let Some(line) = self.refused.line(self.now, &format!("refused: {who} {text}")) {
+                    self.context.step(format_args!("{line}"));
+                }
                 match open {
                     Some(open) if open.role == Role::Ring && is_child(&open) => {
-                        self.rings.refused(GroupId(open.group), format!("{who} {text}"));
+                        self.rings.refused(GroupId(open.group), format!("{who} {text}"), proved);
                     }
-                    _ if self.forming.is_some() => self.refusals.add(format!("{who} {text}")),
+                    _ if self.forming.is_some() => self.refusals.add(format!("{who} {text}"), proved),
                     _ => {}
                 }
             }

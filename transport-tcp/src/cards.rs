@@ -15,6 +15,9 @@ use crate::context::Context;
 /// Bytes of a card: rank u32, connections u16, agreement u32, cores u32, time-out in ms u64, nonce[32], little-endian.
 pub(crate) const CARD: usize = 54;
 
+/// The longest time-out that counts, in ms: some thirty years. Clocks cannot count on from a moment that is much later.
+const LONGEST_MS: u64 = 1_000_000_000_000;
+
 /// Bytes of the word that a rank has all its connections: its rank u32.
 pub(crate) const READY: usize = 4;
 
@@ -40,7 +43,7 @@ impl Card {
         Self {
             rank: u32::try_from(context.rank).unwrap_or(u32::MAX),
             connections: u16::try_from(context.connections).unwrap_or(u16::MAX),
-            agreement: context.options.agreement,
+            agreement: context.agreement,
             cores: own_cores(),
             timeout_ms: u64::try_from(millis).unwrap_or(u64::MAX),
             nonce,
@@ -196,7 +199,7 @@ impl Cards {
         session.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
         Summary {
             session,
-            timeout: Duration::from_millis(cards().map(|card| card.timeout_ms).max().unwrap_or(0)),
+            timeout: Duration::from_millis(cards().map(|card| card.timeout_ms).max().unwrap_or(0).min(LONGEST_MS)),
             min_cores: cards().map(|card| card.cores).min().unwrap_or(1).max(1) as usize,
         }
     }
@@ -294,6 +297,15 @@ mod tests {
         other.nonce[31] ^= 1;
         assert_eq!(b.learn(&other.write()), Learned::New);
         assert_ne!(a.summary().session, b.summary().session);
+    }
+
+    #[test]
+    fn an_enormous_time_out_on_one_card_leaves_everybody_one_that_a_clock_can_count() {
+        let mut cards = Cards::new(2, card(0));
+        let enormous = Card { timeout_ms: u64::MAX, ..card(1) };
+        assert_eq!(cards.learn(&enormous.write()), Learned::New);
+        assert_eq!(cards.summary().timeout, Duration::from_secs(1_000_000_000));
+        assert!(std::time::Instant::now().checked_add(cards.summary().timeout).is_some());
     }
 
     #[test]

@@ -11,9 +11,10 @@ use parking_lot::Mutex;
 
 use crate::cards::{Card, Cards};
 use crate::context::Context;
-use crate::control::Control;
+use crate::control::ControlLinks;
 use crate::fabric::{Remote, TcpFabric, thread_lost};
 use crate::forming::Forming;
+use crate::hello::nonce;
 use crate::listen::Listeners;
 use crate::rings::Rings;
 use crate::service::{Mailbox, Service};
@@ -43,13 +44,7 @@ pub fn connect(
     options: &Options,
     handler: Box<dyn ControlHandler>,
 ) -> Result<TcpFabric> {
-    let context = Context::new(nodes, rank, options)?;
-    let deadline = Deadline::after(options.timeout);
-    if context.size == 1 {
-        return alone(context);
-    }
-    let listeners = Listeners::bind(&context, deadline)?;
-    form(context, listeners, deadline, handler)
+    start(nodes, rank, options, handler, Listeners::bind)
 }
 
 /// As [`connect`], with sockets that listen already: from socket activation, or bound to a port that the system chose.
@@ -65,18 +60,30 @@ pub fn connect_with_listeners(
     options: &Options,
     handler: Box<dyn ControlHandler>,
 ) -> Result<TcpFabric> {
-    let context = Context::new(nodes, rank, options)?;
+    start(nodes, rank, options, handler, |context, _| Listeners::adopt(context, listeners))
+}
+
+fn start(
+    nodes: &[Vec<Address>],
+    rank: usize,
+    options: &Options,
+    mut handler: Box<dyn ControlHandler>,
+    listen: impl FnOnce(&Context, Deadline) -> Result<Listeners>,
+) -> Result<TcpFabric> {
+    let mut context = Context::new(nodes, rank, options)?;
+    let peers: Vec<_> = (0..context.size).map(|rank| context.peer(rank, 0)).collect();
+    context.agreement = handler.begin(rank, &peers, options.timeout);
     let deadline = Deadline::after(options.timeout);
     if context.size == 1 {
         return alone(context);
     }
-    let listeners = Listeners::adopt(&context, listeners)?;
+    let listeners = listen(&context, deadline)?;
     form(context, listeners, deadline, handler)
 }
 
 /// A group of one rank.
 fn alone(context: Context) -> Result<TcpFabric> {
-    let cards = Cards::new(1, Card::own(&context, nonce(&context)?));
+    let cards = own_card(&context)?;
     Ok(TcpFabric {
         streams: Arc::new(Streams::new(context.connections)),
         rings: Arc::new(Rings::new(context.connections)),
@@ -87,11 +94,10 @@ fn alone(context: Context) -> Result<TcpFabric> {
     })
 }
 
-fn nonce(context: &Context) -> Result<[u8; 32]> {
-    let mut nonce = [0; 32];
-    getrandom::fill(&mut nonce)
-        .map_err(|e| context.error(Kind::Io, format!("the system gave no random bytes: {e}")))?;
-    Ok(nonce)
+/// What this rank says of itself, as the first of the cards.
+fn own_card(context: &Context) -> Result<Cards> {
+    let nonce = nonce().map_err(|e| e.with_rank(context.rank))?;
+    Ok(Cards::new(context.size, Card::own(context, nonce)))
 }
 
 fn form(
@@ -101,7 +107,7 @@ fn form(
     handler: Box<dyn ControlHandler>,
 ) -> Result<TcpFabric> {
     let context = Arc::new(context);
-    let cards = Cards::new(context.size, Card::own(&context, nonce(&context)?));
+    let cards = own_card(&context)?;
     let (commands, inbox) = crossbeam_channel::unbounded();
     let (reply, result) = crossbeam_channel::bounded(1);
     let (life, alive) = crossbeam_channel::bounded(0);
@@ -112,7 +118,7 @@ fn form(
     let service = Service::new(
         Arc::clone(&context),
         listeners,
-        Control::new(handler, context.began),
+        ControlLinks::new(handler, context.began),
         Forming::new(&context, cards, deadline.instant()),
         Arc::clone(&streams),
         Arc::clone(&rings),

@@ -1,5 +1,7 @@
-//! [`Context`]: what is fixed about this rank and its group from the first call on. No state, no sockets.
+//! [`Context`]: what is fixed about this rank and its group from the first call on, with what it says and logs as this
+//! rank. No state, no sockets.
 
+use std::fmt;
 use std::time::Instant;
 
 use nuvec_transport::{Error, Kind, Peer, Result};
@@ -20,6 +22,8 @@ pub(crate) struct Context {
     pub(crate) nodes: Vec<Vec<Address>>,
     pub(crate) identity: Identity,
     pub(crate) options: Options,
+    /// What the control handler wants to be the same on every rank.
+    pub(crate) agreement: u32,
     /// When the transport began; the control handler's clock starts here.
     pub(crate) began: Instant,
 }
@@ -58,6 +62,7 @@ impl Context {
             nodes: nodes.to_vec(),
             identity,
             options: options.clone(),
+            agreement: 0,
             began: Instant::now(),
         })
     }
@@ -88,6 +93,16 @@ impl Context {
             to: u32::try_from(to).unwrap_or(u32::MAX),
             session,
             group,
+        }
+    }
+
+    /// Logs a step of connecting: as `info` when the user asked for it, else as `debug`.
+    pub(crate) fn step(&self, what: fmt::Arguments<'_>) {
+        let rank = self.rank;
+        if self.options.verbose {
+            tracing::info!("rank {rank}: {what}")
+        } else {
+            tracing::debug!("rank {rank}: {what}")
         }
     }
 

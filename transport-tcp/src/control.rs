@@ -31,19 +31,17 @@ enum Slot {
     Ended,
 }
 
-/// What happened on the links.
+/// What came on the links.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     /// Links that are up now.
     pub(crate) up: Vec<usize>,
     /// What is the transport's own, with the link that it came on.
     pub(crate) frames: Vec<(usize, Frame)>,
-    /// Links that ended. The handler has not been told: see [`Control::tell_ended`].
-    pub(crate) ended: Vec<(usize, Error)>,
 }
 
 /// The control links and their handler.
-pub(crate) struct Control {
+pub(crate) struct ControlLinks {
     handler: Box<dyn ControlHandler>,
     slots: [Slot; 2],
     began: Instant,
@@ -53,7 +51,7 @@ pub(crate) struct Control {
     ended: Vec<(usize, Error)>,
 }
 
-impl Control {
+impl ControlLinks {
     pub(crate) fn new(handler: Box<dyn ControlHandler>, began: Instant) -> Self {
         Self { handler, slots: [Slot::Empty, Slot::Empty], began, ticked: began, poisoned: None, ended: Vec::new() }
     }
@@ -163,18 +161,16 @@ impl Control {
         })
     }
 
-    /// Reads what came, with the handler called for each message, and writes what waits.
-    pub(crate) fn step(&mut self, now: Instant) -> Events {
+    /// Reads what came, with the handler called for each message.
+    pub(crate) fn read(&mut self, now: Instant) -> Events {
         let mut events = Events::default();
         for index in [TO_RIGHT, FROM_LEFT] {
-            self.read(index, now, &mut events);
+            self.read_link(index, now, &mut events);
         }
-        self.write();
-        events.ended = self.take_ended();
         events
     }
 
-    /// Links that ended since the last step: those that nothing more could be queued for, or written to.
+    /// The links that ended since the last call. The handler has not been told: see [`ControlLinks::tell_ended`].
     pub(crate) fn take_ended(&mut self) -> Vec<(usize, Error)> {
         std::mem::take(&mut self.ended)
     }
@@ -190,7 +186,7 @@ impl Control {
         }
     }
 
-    fn read(&mut self, index: usize, now: Instant, events: &mut Events) {
+    fn read_link(&mut self, index: usize, now: Instant, events: &mut Events) {
         let mut frames: Vec<Frame> = Vec::new();
         let end = match &mut self.slots[index] {
             Slot::Silent(link) | Slot::Up(link) => link.read(&mut frames).err(),
@@ -274,10 +270,9 @@ impl Control {
     /// Waits for the links; `false` once the deadline has passed.
     fn wait(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         let mut sources: Vec<PollFd<'_>> = self.sources().collect();
         // A failure (a signal) is no reason to give up before the deadline.
-        let _ = poll(&mut sources, Some(&timeout));
+        let _ = poll(&mut sources, Timespec::try_from(left).ok().as_ref());
         !left.is_zero()
     }
 }

@@ -15,8 +15,9 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::Address;
 use crate::hello::{Dialler, Identity, Open, Refused};
+use crate::pending::Pending;
 use crate::resolve::Resolver;
-use crate::socket::{Stream, errno_text};
+use crate::socket::{Stream, errno_text, no_descriptors};
 
 /// How long a connect may take at one of several addresses, and at the only one.
 const CONNECT: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(5));
@@ -30,22 +31,28 @@ const NOT_YET_PAUSE: Duration = Duration::from_millis(2);
 const LONG_PAUSE: Duration = Duration::from_secs(1);
 
 /// A refusal that may change is a failure like others; so is something else that listens at one of several addresses of a
-/// name.
-fn refused(refused: Refused, last_address: bool) -> Hello {
+/// name: the peer may begin to listen at another.
+fn refused(refused: Refused, at: &str, alone: bool) -> Hello {
     let Refused { rejection, retry, text } = refused;
-    let failure = Error::new(Kind::Rejected(rejection), text);
-    let elsewhere = rejection == Rejection::NotNuvec && !last_address;
+    let failure = Error::new(Kind::Rejected(rejection), if at.is_empty() { text } else { format!("{text} ({at})") });
+    let elsewhere = rejection == Rejection::NotNuvec && !alone;
     if retry || elsewhere { Hello::Failed(failure) } else { Hello::Final(failure) }
 }
 
 /// A connect to `at` (empty where the peer's name says it already) that failed.
-fn unreached(at: &str, e: &io::Error) -> Error {
+fn unreached(at: &str, peer: &Peer, e: &io::Error) -> Error {
     let error = Error::from_io("connect", format!("could not be dialled{at}"), e);
     match error.kind() {
         // This rank's own want, not the peer's silence.
         Kind::Exhausted => error,
-        _ => Error::new(Kind::TimedOut, format!("did not answer{at}: {}", errno_text(e))),
+        _ => silent(at, peer, &errno_text(e)),
     }
+}
+
+/// A peer that did not answer at `at`.
+fn silent(at: &str, peer: &Peer, why: &str) -> Error {
+    let advice = format!("is rank {} started, and does its firewall let the port in?", peer.rank);
+    Error::new(Kind::TimedOut, format!("did not answer{at}: {why}")).with_advice(advice)
 }
 
 /// Where a dial went, unless that is what its peer is called.
@@ -67,6 +74,7 @@ enum State {
     },
     Greeting {
         stream: Stream,
+        address: SocketAddr,
         hello: Box<Dialler>,
         output: Vec<u8>,
         until: Instant,
@@ -86,6 +94,8 @@ pub(crate) struct Dial {
     not_yet_pause: Duration,
     /// The last thing that went wrong, without the peer; its text follows the peer's name.
     failure: Option<Error>,
+    /// Why it cannot go on: this process has no descriptor left.
+    starved: Option<Error>,
     /// The addresses that are still to be tried in this round.
     rest: VecDeque<SocketAddr>,
     alone: bool,
@@ -106,6 +116,7 @@ impl Dial {
             pause: SHORT_PAUSE,
             not_yet_pause: NOT_YET_PAUSE,
             failure: None,
+            starved: None,
             rest: VecDeque::new(),
             alone: true,
             state: State::Resting { until: now },
@@ -113,13 +124,18 @@ impl Dial {
     }
 
     /// Goes on as far as it can without blocking. `Some` once it is over: the connection, its hello done, or why not.
+    /// Where the process has no descriptor for it, one of `pending` is closed; if there is none, it is over at once.
     pub(crate) fn step(
         &mut self,
         now: Instant,
         resolver: &mut Resolver,
         identity: &Identity,
+        pending: &mut Pending,
     ) -> Option<Result<Stream, Error>> {
         loop {
+            if let Some(starved) = self.starved.take() {
+                return Some(Err(starved));
+            }
             if now >= self.deadline {
                 return Some(Err(self.error(now)));
             }
@@ -133,7 +149,7 @@ impl Dial {
                     Some(Ok(all)) => {
                         self.alone = all.len() == 1;
                         self.rest = all.into();
-                        self.next_address(now);
+                        self.next_address(now, pending);
                     }
                     Some(Err(text)) => {
                         self.failure = Some(Error::new(Kind::TimedOut, format!("could not be resolved: {text}")));
@@ -143,18 +159,18 @@ impl Dial {
                 State::Connecting { stream, address, until } => match stream.connected() {
                     Ok(false) if now < *until => return None,
                     Ok(false) => {
-                        let text = format!("did not answer{}: nothing came back", at(&self.address, *address));
-                        self.failed(now, Error::new(Kind::TimedOut, text));
+                        let failure = silent(&at(&self.address, *address), &self.peer, "nothing came back");
+                        self.failed(now, failure, pending);
                     }
                     Err(e) => {
-                        let failure = unreached(&at(&self.address, *address), &e);
-                        self.failed(now, failure);
+                        let failure = unreached(&at(&self.address, *address), &self.peer, &e);
+                        self.failed(now, failure, pending);
                     }
                     Ok(true) if stream.is_self() => {
-                        let text = format!("did not answer{}: nothing listens", at(&self.address, *address));
-                        self.failed(now, Error::new(Kind::TimedOut, text));
+                        let failure = silent(&at(&self.address, *address), &self.peer, "nothing listens");
+                        self.failed(now, failure, pending);
                     }
-                    Ok(true) if self.open.is_some() => self.greet(now, identity),
+                    Ok(true) if self.open.is_some() => self.greet(now, identity, pending),
                     Ok(true) => return self.take_stream().map(Ok),
                 },
                 State::Greeting { .. } => match self.hello(now) {
@@ -164,7 +180,7 @@ impl Dial {
                         self.failure = Some(failure);
                         return Some(Err(self.error(now)));
                     }
-                    Hello::Failed(failure) => self.failed(now, failure),
+                    Hello::Failed(failure) => self.failed(now, failure, pending),
                 },
             }
         }
@@ -222,22 +238,32 @@ impl Dial {
         }
     }
 
-    fn failed(&mut self, now: Instant, failure: Error) {
+    fn failed(&mut self, now: Instant, failure: Error, pending: &mut Pending) {
         self.failure = Some(failure);
-        self.next_address(now);
+        self.next_address(now, pending);
     }
 
     /// Tries the next address of this round, or ends the round.
-    fn next_address(&mut self, now: Instant) {
+    fn next_address(&mut self, now: Instant, pending: &mut Pending) {
         while let Some(address) = self.rest.pop_front() {
             self.tries += 1;
-            match Stream::dial(address) {
+            let mut dialled = Stream::dial(address);
+            if dialled.as_ref().is_err_and(no_descriptors) && pending.give_way() {
+                dialled = Stream::dial(address);
+            }
+            match dialled {
                 Ok(stream) => {
                     let patience = if self.alone { CONNECT.1 } else { CONNECT.0 };
                     self.state = State::Connecting { stream, address, until: now + patience };
                     return;
                 }
-                Err(e) => self.failure = Some(unreached(&at(&self.address, address), &e)),
+                Err(e) if no_descriptors(&e) => {
+                    // This rank's own want, not the peer's fault; other addresses would need a descriptor too.
+                    let what = format!("no descriptor is left to connect to {}", self.peer);
+                    self.starved = Some(Error::from_io("socket", what, &e));
+                    break;
+                }
+                Err(e) => self.failure = Some(unreached(&at(&self.address, address), &self.peer, &e)),
             }
         }
         self.rest_awhile(now);
@@ -261,18 +287,18 @@ impl Dial {
     }
 
     /// Begins the hello on the connection that stands now.
-    fn greet(&mut self, now: Instant, identity: &Identity) {
+    fn greet(&mut self, now: Instant, identity: &Identity, pending: &mut Pending) {
         let resting = State::Resting { until: now };
         let Some(open) = self.open.clone() else { return };
-        let State::Connecting { stream, .. } = std::mem::replace(&mut self.state, resting) else { return };
+        let State::Connecting { stream, address, .. } = std::mem::replace(&mut self.state, resting) else { return };
         match Dialler::new(identity, open) {
             Ok(mut hello) => {
                 let output = hello.take_output();
-                self.state = State::Greeting { stream, hello: Box::new(hello), output, until: now + HELLO };
+                self.state = State::Greeting { stream, address, hello: Box::new(hello), output, until: now + HELLO };
             }
             Err(e) => {
                 let what = format!("could not be greeted: {}", e.what());
-                self.failed(now, e.with_what(what));
+                self.failed(now, e.with_what(what), pending);
             }
         }
     }
@@ -286,8 +312,7 @@ impl Dial {
     }
 
     fn hello(&mut self, now: Instant) -> Hello {
-        let last_address = self.rest.is_empty();
-        let State::Greeting { stream, hello, output, until } = &mut self.state else { return Hello::Waits };
+        let State::Greeting { stream, address, hello, output, until } = &mut self.state else { return Hello::Waits };
         let broke = |e: &io::Error| {
             Hello::Failed(Error::new(Kind::Reset, format!("broke the connection in the hello: {}", errno_text(e))))
         };
@@ -319,7 +344,7 @@ impl Dial {
                 Err(e) => return broke(&e),
             };
             if let Err(refusal) = hello.feed(&into[..got]) {
-                return refused(refusal, last_address);
+                return refused(refusal, at(&self.address, *address).trim_start(), self.alone);
             }
             output.extend(hello.take_output());
         }
@@ -351,7 +376,7 @@ mod tests {
 
     /// Names are not asked for here.
     fn resolver() -> Resolver {
-        Resolver::new(|| Box::new(|_| panic!("the resolver was asked")))
+        Resolver::new(|_| panic!("the resolver was asked"))
     }
 
     fn identity() -> Identity {
@@ -370,7 +395,11 @@ mod tests {
     fn rests(dial: &mut Dial, now: Instant) -> Duration {
         let deadline = Deadline::after(Duration::from_secs(10));
         loop {
-            assert!(dial.step(now, &mut resolver(), &identity()).is_none(), "{}", dial.error(now));
+            assert!(
+                dial.step(now, &mut resolver(), &identity(), &mut Pending::default()).is_none(),
+                "{}",
+                dial.error(now)
+            );
             if let State::Resting { until } = &dial.state {
                 return until.saturating_duration_since(now);
             }
@@ -434,15 +463,44 @@ mod tests {
         let mut dial = dial(first, now);
         dial.alone = false;
         dial.rest = [first, second, listener.address().unwrap()].into();
-        dial.next_address(now);
+        dial.next_address(now, &mut Pending::default());
         let deadline = Deadline::after(Duration::from_secs(10));
         while !matches!(dial.state, State::Greeting { .. }) {
-            assert!(dial.step(now, &mut resolver(), &identity()).is_none());
+            assert!(dial.step(now, &mut resolver(), &identity(), &mut Pending::default()).is_none());
             assert!(!deadline.expired());
         }
         assert_eq!(dial.tries, 3);
         // The failure that is kept says which of the addresses it was, as that is not how the peer is called.
         assert!(dial.error(now).to_string().contains(&format!("did not answer at {second}: ")), "{}", dial.error(now));
+    }
+
+    /// Listens, and answers whoever connects with something else.
+    fn other_service() -> SocketAddr {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            use std::io::Write;
+            // It ends with the test's process.
+            listener.incoming().for_each(|stream| drop(stream.unwrap().write_all(b"SSH-2.0-OpenSSH_9.9\r\n")));
+        });
+        address
+    }
+
+    #[test]
+    fn something_else_at_any_of_several_addresses_does_not_end_a_dial_and_is_said_with_its_address() {
+        let other = other_service();
+        let (_held, silent) = refusing();
+        for addresses in [[silent, other], [other, other]] {
+            let now = Instant::now();
+            let mut dial = dial(silent, now);
+            dial.alone = false;
+            dial.rest = addresses.into();
+            dial.next_address(now, &mut Pending::default());
+            rests(&mut dial, now);
+            let e = dial.error(now);
+            assert_eq!(e.kind(), Kind::Rejected(Rejection::NotNuvec), "{e}");
+            assert!(e.to_string().contains(&format!("(at {other})")), "{e}");
+        }
     }
 
     #[test]
@@ -452,7 +510,7 @@ mod tests {
         let mut dial = dial(address, now);
         rests(&mut dial, now);
         assert!(dial.timer() <= now + Duration::from_secs(10));
-        let over = dial.step(now + Duration::from_secs(10), &mut resolver(), &identity());
+        let over = dial.step(now + Duration::from_secs(10), &mut resolver(), &identity(), &mut Pending::default());
         assert_eq!(over.unwrap().map(drop).unwrap_err().kind(), Kind::TimedOut);
     }
 }

@@ -1,5 +1,6 @@
 //! The dials of this rank, and what each is for.
 
+use std::fmt;
 use std::time::Instant;
 
 use nuvec_transport::{Error, GroupId};
@@ -7,9 +8,10 @@ use rustix::event::PollFd;
 
 use crate::dial::Dial;
 use crate::hello::Identity;
+use crate::pending::Pending;
 use crate::resolve::Resolver;
 use crate::socket::Stream;
-use crate::streams::Key;
+use crate::streams::StreamId;
 
 /// What a connection that is being dialled will be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +23,18 @@ pub(crate) enum Purpose {
     /// A connection to the right neighbour in the ring of a group of some of the ranks.
     ChildRing { group: GroupId, right: usize, index: usize },
     /// A stripe of a stream.
-    Stripe(Key, usize),
+    Stripe(StreamId, usize),
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Control => f.write_str("control"),
+            Self::Ring(index) => write!(f, "ring {index}"),
+            Self::ChildRing { index, .. } => write!(f, "ring {index} of a new group"),
+            Self::Stripe(_, index) => write!(f, "stripe {index}"),
+        }
+    }
 }
 
 impl Purpose {
@@ -36,7 +49,7 @@ impl Purpose {
     }
 
     /// Whether it is a stripe of that stream.
-    pub(crate) fn is_stripe_of(&self, of: Key) -> bool {
+    pub(crate) fn is_stripe_of(&self, of: StreamId) -> bool {
         matches!(self, Self::Stripe(key, _) if *key == of)
     }
 
@@ -64,9 +77,10 @@ impl Dials {
         now: Instant,
         resolver: &mut Resolver,
         identity: &Identity,
+        pending: &mut Pending,
     ) -> Vec<(Purpose, Result<Stream, Error>)> {
         let mut over = Vec::new();
-        self.all.retain_mut(|(purpose, dial)| match dial.step(now, resolver, identity) {
+        self.all.retain_mut(|(purpose, dial)| match dial.step(now, resolver, identity, pending) {
             None => true,
             Some(result) => {
                 over.push((*purpose, result));

@@ -257,9 +257,6 @@ mod tests {
         }
         fn forming_failed(&mut self, _: &Error, _: Duration, _: &mut Outbox) {}
         fn tick(&mut self, _: Duration, _: &mut Outbox) {}
-        fn tick_interval(&self) -> Duration {
-            Duration::from_secs(1)
-        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use nuvec_transport::{Error, Kind, RingLinks};
 use crate::cards::Cards;
 use crate::channel::TcpChannel;
 use crate::context::Context;
-use crate::control::{Control, FROM_LEFT, TO_RIGHT};
+use crate::control::{ControlLinks, FROM_LEFT, TO_RIGHT};
 
 /// What is there of a group that forms.
 pub(crate) struct Forming {
@@ -41,7 +41,7 @@ impl Forming {
     }
 
     /// Whether this rank has all its connections.
-    pub(crate) fn connected(&self, control: &Control) -> bool {
+    pub(crate) fn connected(&self, control: &ControlLinks) -> bool {
         let there = |ring: &[Option<TcpChannel>]| ring.iter().all(Option::is_some);
         control.is_up(TO_RIGHT) && control.is_up(FROM_LEFT) && there(&self.right) && there(&self.left)
     }
@@ -57,12 +57,14 @@ impl Forming {
     }
 
     /// What the left neighbour has not done, if anything; the text follows its name.
-    fn left_owes(&self, control: &Control) -> Option<String> {
+    fn left_owes(&self, context: &Context, control: &ControlLinks) -> Option<String> {
+        // By its number: other ranks are told the text, too.
+        let rank = context.rank;
         let there = self.left.iter().flatten().count();
         if !control.is_up(FROM_LEFT) && !control.has_ended(FROM_LEFT) {
-            Some("did not connect to this rank".into())
+            Some(format!("did not connect to rank {rank}"))
         } else if there < self.left.len() {
-            Some(format!("made {there} of {} ring connections to this rank", self.left.len()))
+            Some(format!("made {there} of {} ring connections to rank {rank}", self.left.len()))
         } else {
             None
         }
@@ -73,25 +75,18 @@ impl Forming {
     pub(crate) fn timed_out(
         &self,
         context: &Context,
-        control: &Control,
+        control: &ControlLinks,
         unreached: Option<Error>,
         refused: &Refusals,
         now: Instant,
     ) -> Error {
         let seconds = now.saturating_duration_since(context.began).as_secs_f64();
         let mut missing = self.cards.missing();
-        let mut notes = Vec::new();
-        let mut first = unreached;
-        if let Some(owes) = self.left_owes(control) {
-            let left = context.peer(context.left(), 0);
-            match &first {
-                Some(_) => notes.push(format!("{left} {owes}")),
-                None => {
-                    let what = format!("{owes} within {seconds:.1} s");
-                    first = Some(Error::new(Kind::TimedOut, what).with_peer(&left));
-                }
-            }
-        }
+        let owes = self.left_owes(context, control).map(|owes| {
+            let what = format!("{owes} within {seconds:.1} s");
+            Error::new(Kind::TimedOut, what).with_peer(&context.peer(context.left(), 0))
+        });
+        let (first, mut notes) = in_order(unreached, owes, refused.text(context.rank));
         let first = first.unwrap_or_else(|| match missing.first() {
             Some(&rank) => {
                 let what = format!("is not there: no word of it came round within {seconds:.1} s");
@@ -109,9 +104,23 @@ impl Forming {
             let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
             notes.push(format!("no word came of rank{plural} {}", missing.join(", ")));
         }
-        notes.extend(refused.text());
         with_notes(first, notes).with_rank(context.rank)
     }
+}
+
+/// What is known of connections that are missing, the cause first, as an error and notes on it: why a dial does not stand,
+/// what a neighbour owes, and what was refused, which is why a neighbour owes something.
+pub(crate) fn in_order(
+    unreached: Option<Error>,
+    owes: Option<Error>,
+    refused: Option<String>,
+) -> (Option<Error>, Vec<String>) {
+    let (first, second) = match (unreached, owes) {
+        (Some(unreached), Some(owes)) if refused.is_some() => (Some(owes), Some(unreached)),
+        (None, owes) => (owes, None),
+        both => both,
+    };
+    (first, refused.into_iter().chain(second.map(|e| e.to_string())).collect())
 }
 
 /// `error` with more that is known about it in its line.
@@ -120,41 +129,46 @@ pub(crate) fn with_notes(error: Error, notes: impl IntoIterator<Item = String>) 
     error.with_what(what)
 }
 
-/// The most different refusals that are kept.
+/// The most different refusals that are kept, of those that proved that they have the key, and of others.
 const MOST_REFUSALS: usize = 8;
 
 /// What was refused while the group formed, for the error if it does not.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
-    kept: Vec<(String, u64)>,
+    /// Of ranks that have the key, if there is one.
+    proved: Vec<(String, u64)>,
+    /// Of anybody.
+    others: Vec<(String, u64)>,
     further: u64,
 }
 
 impl Refusals {
-    /// Notes a refusal; the text begins with who was refused.
-    pub(crate) fn add(&mut self, text: String) {
-        if let Some((_, count)) = self.kept.iter_mut().find(|(known, _)| *known == text) {
+    /// Notes a refusal; the text begins with who was refused. `proved` says whether that one has the group's key, as far
+    /// as there is one: strangers cannot take the place of those.
+    pub(crate) fn add(&mut self, text: String, proved: bool) {
+        let kept = if proved { &mut self.proved } else { &mut self.others };
+        if let Some((_, count)) = kept.iter_mut().find(|(known, _)| *known == text) {
             *count += 1;
-        } else if self.kept.len() < MOST_REFUSALS {
-            self.kept.push((text, 1));
+        } else if kept.len() < MOST_REFUSALS {
+            kept.push((text, 1));
         } else {
             self.further += 1;
         }
     }
 
-    /// All of them in one line, if there are any.
-    pub(crate) fn text(&self) -> Option<String> {
-        if self.kept.is_empty() {
-            return None;
-        }
+    /// All that rank `by` refused in one line, if there is anything.
+    pub(crate) fn text(&self, by: usize) -> Option<String> {
         let mut all: Vec<String> = Vec::new();
-        for (text, count) in &self.kept {
+        for (text, count) in self.proved.iter().chain(&self.others) {
             all.push(if *count == 1 { text.clone() } else { format!("{text} ({count} times)") });
+        }
+        if all.is_empty() {
+            return None;
         }
         if self.further > 0 {
             all.push(format!("{} others", self.further));
         }
-        Some(format!("refused here: {}", all.join(", ")))
+        Some(format!("refused by rank {by}: {}", all.join(", ")))
     }
 }
 
@@ -163,15 +177,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn strangers_refusals_do_not_hide_those_of_ranks() {
+        let mut refusals = Refusals::default();
+        (0..100).for_each(|i| refusals.add(format!("10.0.0.{i} has another key, or none"), false));
+        refusals.add("10.0.1.1 (as rank 0) counts 3 ranks".into(), true);
+        let text = refusals.text(1).unwrap();
+        assert!(text.starts_with("refused by rank 1: 10.0.1.1 (as rank 0) counts 3 ranks, 10.0.0.0 has"), "{text}");
+    }
+
+    #[test]
     fn refusals_are_counted_and_bounded() {
         let mut refusals = Refusals::default();
-        assert_eq!(refusals.text(), None);
+        assert_eq!(refusals.text(3), None);
         for i in 0..1000 {
-            refusals.add(format!("10.0.0.{} has another key, or none", i % 20));
+            refusals.add(format!("10.0.0.{} has another key, or none", i % 20), false);
         }
-        assert_eq!((refusals.kept.len(), refusals.further), (MOST_REFUSALS, 600));
-        let text = refusals.text().unwrap();
-        assert!(text.starts_with("refused here: 10.0.0.0 has another key, or none (50 times), 10.0.0.1"), "{text}");
+        assert_eq!((refusals.others.len(), refusals.further), (MOST_REFUSALS, 600));
+        let text = refusals.text(3).unwrap();
+        assert!(
+            text.starts_with("refused by rank 3: 10.0.0.0 has another key, or none (50 times), 10.0.0.1"),
+            "{text}"
+        );
         assert!(text.ends_with("600 others"), "{text}");
     }
 }

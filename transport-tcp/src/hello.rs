@@ -23,12 +23,15 @@
 //! [`Judge`].
 
 mod dialler;
+mod inbox;
 mod listener;
 mod message;
 
 pub(crate) use dialler::{Dialler, Refused};
-pub(crate) use listener::{Admission, Dropped, Judge, Listener, Place};
+pub(crate) use listener::{Answer, Dropped, Judge, Listener, Place};
 pub(crate) use message::{Open, Role};
+
+use nuvec_transport::{Error, Kind, Result};
 
 use crate::key::Key;
 
@@ -46,6 +49,13 @@ pub(crate) struct Identity {
     pub(crate) name: String,
     /// The group's key, if it has one.
     pub(crate) key: Option<Key>,
+}
+
+/// Fresh random bytes. Errors: the system has none to give.
+pub(crate) fn nonce() -> Result<[u8; 32]> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(|e| Error::new(Kind::Io, format!("the system gave no random bytes: {e}")))?;
+    Ok(nonce)
 }
 
 /// What both sides say of a peer that does not begin with the magic.

@@ -33,9 +33,6 @@
 //!     fn link_ended(&mut self, _: LinkId, _: &Error, _: Duration, _: &mut Outbox) {}
 //!     fn forming_failed(&mut self, _: &Error, _: Duration, _: &mut Outbox) {}
 //!     fn tick(&mut self, _: Duration, _: &mut Outbox) {}
-//!     fn tick_interval(&self) -> Duration {
-//!         Duration::from_secs(1)
-//!     }
 //! }
 //!
 //! // Ports that the system chooses; on several machines, every rank calls `connect` with one list of addresses.

@@ -18,26 +18,19 @@ const MOST_READ: usize = 64 << 10;
 
 /// What a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum FrameKind {
     /// A rank's card, while the group forms.
-    Card,
+    Card = 1,
     /// A control handler's message.
-    Message,
+    Message = 2,
     /// The word that a rank has all its connections, while the group forms.
-    Ready,
+    Ready = 3,
 }
 
 impl FrameKind {
-    fn code(self) -> u8 {
-        match self {
-            Self::Card => 1,
-            Self::Message => 2,
-            Self::Ready => 3,
-        }
-    }
-
     fn from_code(code: u8) -> Option<Self> {
-        [Self::Card, Self::Message, Self::Ready].into_iter().find(|kind| kind.code() == code)
+        [Self::Card, Self::Message, Self::Ready].into_iter().find(|kind| *kind as u8 == code)
     }
 }
 
@@ -102,7 +95,7 @@ impl Link {
             self.start = 0;
         }
         self.queue.extend_from_slice(&length.to_le_bytes());
-        self.queue.push(kind.code());
+        self.queue.push(kind as u8);
         self.queue.extend_from_slice(payload);
         Ok(())
     }

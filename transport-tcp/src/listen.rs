@@ -1,6 +1,7 @@
 //! Listening: this rank's own sockets. Every one takes every kind of connection.
 
-use std::net::{SocketAddr, TcpListener};
+use std::io;
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -9,20 +10,21 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::Address;
 use crate::context::Context;
-use crate::log::{Warning, step};
+use crate::hello::Identity;
+use crate::log::Warning;
+use crate::pending::Pending;
 use crate::resolve;
-use crate::socket::{Listening, Stream};
+use crate::socket::{Listening, no_descriptors};
 
 /// How long accepting pauses when there is no descriptor for another connection.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The most connections that are taken from one socket before the thread looks after the rest of its work.
-const BATCH: usize = 64;
 
-/// The sockets that this rank listens on.
-#[derive(Debug)]
+/// The sockets that this rank listens on; by default none.
+#[derive(Debug, Default)]
 pub(crate) struct Listeners {
     sockets: Vec<Listening>,
     paused: Option<Instant>,
+    starved: bool,
     warning: Warning,
 }
 
@@ -33,26 +35,21 @@ impl Listeners {
         for own in &context.nodes[context.rank] {
             sockets.extend(listen(context, own, deadline)?);
         }
-        Ok(Self { sockets, ..Self::none() })
+        Ok(Self { sockets, ..Self::default() })
     }
 
     /// Takes over sockets that listen already.
     pub(crate) fn adopt(context: &Context, listeners: Vec<TcpListener>) -> Result<Self> {
         let failed = |e| Error::from_io("fcntl", "cannot use the listener", &e).with_rank(context.rank);
         let sockets: Vec<_> = listeners.into_iter().map(Listening::adopt).collect::<Result<_, _>>().map_err(failed)?;
-        if sockets.is_empty() && context.size > 1 {
+        if sockets.is_empty() {
             return Err(context.error(Kind::Misuse, "a group of several ranks needs a listener"));
         }
         for socket in &sockets {
             let address = socket.address().map_err(failed)?;
-            step!(context.options.verbose, "rank {}: listening on {address}", context.rank);
+            context.step(format_args!("listening on {address}"));
         }
-        Ok(Self { sockets, ..Self::none() })
-    }
-
-    /// No socket at all.
-    pub(crate) fn none() -> Self {
-        Self { sockets: Vec::new(), paused: None, warning: Warning::default() }
+        Ok(Self { sockets, ..Self::default() })
     }
 
     /// What the owner must wait for: none while accepting pauses.
@@ -66,24 +63,35 @@ impl Listeners {
         self.paused
     }
 
-    /// Takes the connections that wait.
-    pub(crate) fn accept(&mut self, now: Instant, mut take: impl FnMut(Stream, SocketAddr)) {
+    /// What to say of connections that are missing, if accepting has paused because the process had no descriptor left.
+    pub(crate) fn shortage(&self) -> Option<String> {
+        self.starved.then(|| "accepting was paused: no descriptors were left (ulimit -n)".into())
+    }
+
+    /// Takes connections that wait, as many as `pending` takes at once.
+    pub(crate) fn accept(&mut self, now: Instant, identity: &Identity, pending: &mut Pending) {
         if self.paused.is_some_and(|until| now < until) {
             return;
         }
         self.paused = None;
+        let batch = pending.batch().div_ceil(self.sockets.len().max(1));
         for socket in &self.sockets {
             let mut failed = 0;
-            for _ in 0..BATCH {
+            for _ in 0..batch {
                 match socket.accept() {
-                    Ok(Some((stream, from))) => take(stream, from),
+                    Ok(Some((stream, from))) => pending.add(stream, from, identity, now),
                     Ok(None) => break,
                     Err(e) => {
                         let error = Error::from_io("accept", "cannot accept connections for the moment", &e);
                         // The connection was gone before it was taken: the socket is as good as before.
-                        if error.kind() != Kind::Exhausted && failed < BATCH / 2 {
+                        if error.kind() != Kind::Exhausted && failed < batch / 2 {
                             failed += 1;
                             continue;
+                        }
+                        if no_descriptors(&e) {
+                            // The rest of the process, this rank's own dials among it, needs some before strangers do.
+                            pending.give_way();
+                            self.starved = true;
                         }
                         self.warning.say(now, &error.to_string());
                         self.paused = Some(now + PAUSE);
@@ -107,11 +115,11 @@ pub(crate) fn listen(context: &Context, own: &Address, deadline: Deadline) -> Re
     for address in all {
         match Listening::bind(address) {
             Ok(socket) => {
-                step!(context.options.verbose, "rank {}: listening on {address}", context.rank);
+                context.step(format_args!("listening on {address}"));
                 sockets.push(socket);
             }
             Err(e) => {
-                step!(context.options.verbose, "rank {}: not listening on {address}: {e}", context.rank);
+                context.step(format_args!("not listening on {address}: {e}"));
                 failed = Some((address, e));
             }
         }
@@ -120,6 +128,16 @@ pub(crate) fn listen(context: &Context, own: &Address, deadline: Deadline) -> Re
         Some((address, e)) if sockets.is_empty() => {
             let resolved = if own.to_string() == address.to_string() { String::new() } else { format!(" ({address})") };
             let error = Error::from_io("bind", format!("cannot listen on {own}{resolved}"), &e);
+            let error = match e.kind() {
+                io::ErrorKind::AddrNotAvailable => error.with_advice(format!(
+                    "this machine does not have that address: use one of its own, or 0.0.0.0:{}; is it rank {}?",
+                    own.port(),
+                    context.rank
+                )),
+                io::ErrorKind::AddrInUse => error
+                    .with_advice(format!("is another process of rank {}, or another program, using it?", context.rank)),
+                _ => error,
+            };
             Err(error.with_rank(context.rank))
         }
         _ => Ok(sockets),

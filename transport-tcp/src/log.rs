@@ -1,16 +1,8 @@
-//! What is logged, and how often: the steps of connecting, and warnings that a flood of strangers must not multiply.
+//! Lines of the log that a flood of strangers must not multiply.
 
 use std::time::{Duration, Instant};
 
-/// One step of connecting: `info` when the user asked for it, else `debug`.
-macro_rules! step {
-    ($verbose:expr, $($arg:tt)*) => {
-        if $verbose { tracing::info!($($arg)*) } else { tracing::debug!($($arg)*) }
-    };
-}
-pub(crate) use step;
-
-/// A warning that is logged at most once a second, with the number of those that were held back.
+/// A line that is logged at most once a second, with the number of those that were held back.
 #[derive(Debug, Default)]
 pub(crate) struct Warning {
     last: Option<Instant>,
@@ -20,12 +12,17 @@ pub(crate) struct Warning {
 impl Warning {
     /// Logs `text`, or only counts it.
     pub(crate) fn say(&mut self, now: Instant, text: &str) {
-        if self.due(now) {
-            match std::mem::take(&mut self.held) {
-                0 => tracing::warn!("{text}"),
-                held => tracing::warn!("{text} (and {held} more like it)"),
-            }
+        if let Some(line) = self.line(now, text) {
+            tracing::warn!("{line}");
         }
+    }
+
+    /// What to log now of `text`, if anything.
+    pub(crate) fn line(&mut self, now: Instant, text: &str) -> Option<String> {
+        self.due(now).then(|| match std::mem::take(&mut self.held) {
+            0 => text.to_owned(),
+            held => format!("{text} (and {held} more like it)"),
+        })
     }
 
     fn due(&mut self, now: Instant) -> bool {
@@ -51,6 +48,7 @@ mod tests {
             assert!(!warning.due(start + Duration::from_millis(ms)));
         }
         assert_eq!(warning.held, 199);
-        assert!(warning.due(start + Duration::from_secs(1)));
+        let line = warning.line(start + Duration::from_secs(1), "x").unwrap();
+        assert_eq!((line.as_str(), warning.held), ("x (and 199 more like it)", 0));
     }
 }

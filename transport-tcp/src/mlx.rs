@@ -16,7 +16,7 @@ use crate::channel::{begins_native, speaks_native};
 use crate::context::Context;
 use crate::dial::Dial;
 use crate::listen::listen;
-use crate::log::step;
+use crate::pending::Pending;
 use crate::resolve::Resolver;
 use crate::socket::{Listening, Stream};
 use crate::{Address, Options, TcpChannel};
@@ -57,13 +57,10 @@ fn form(context: &Context, listeners: Vec<Vec<Listening>>, deadline: Deadline) -
     let wake = Arc::new(Wake::new()?);
     let (answers, inbox) = crossbeam_channel::unbounded();
     let bell = Arc::clone(&wake);
-    let mut resolver = Resolver::new(move || {
-        let (answers, bell) = (answers.clone(), Arc::clone(&bell));
-        Box::new(move |answer| {
-            // The asker may be gone.
-            let _ = answers.send(answer);
-            bell.notify();
-        })
+    let mut resolver = Resolver::new(move |answer| {
+        // The asker may be gone.
+        let _ = answers.send(answer);
+        bell.notify();
     });
     let mut left = Left::new(context, listeners);
     let mut right = Right::new(context, deadline);
@@ -138,14 +135,14 @@ impl<'a> Left<'a> {
         self.paused = self.paused.filter(|until| now < *until);
         for (i, slot) in self.slots.iter_mut().enumerate() {
             if slot.accepted.as_ref().is_some_and(|a| !a.stream.is_open()) {
-                step!(self.context.options.verbose, "rank {}: connection {i} from the left ended", self.context.rank);
+                self.context.step(format_args!("connection {i} from the left ended"));
                 slot.accepted = None;
             }
             if slot.accepted.is_none() && self.paused.is_none() {
                 match slot.accept() {
                     Ok(None) => {}
                     Ok(Some((stream, from))) => {
-                        step!(self.context.options.verbose, "rank {}: connection {i} from {from}", self.context.rank);
+                        self.context.step(format_args!("connection {i} from {from}"));
                         slot.accepted = Some(Accepted { stream, at: now, heard: false });
                     }
                     Err(e) if Error::from_io("accept", "", &e).kind() == Kind::Exhausted => {
@@ -227,21 +224,22 @@ impl<'a> Right<'a> {
         let (right, all) = (context.right(), &context.nodes[context.right()]);
         if made.iter().any(|stream| !stream.is_open()) {
             // A neighbour that began again begins with its first address.
-            step!(context.options.verbose, "rank {}: a connection to the right ended", context.rank);
+            context.step(format_args!("a connection to the right ended"));
             (*made, *dial) = (Vec::new(), None);
         }
         while made.len() < all.len() {
             let i = made.len();
             let new = || Dial::new(context.peer(right, i), all[i].clone(), None, now, deadline.instant());
-            match dial.get_or_insert_with(new).step(now, resolver, &context.identity) {
+            match dial.get_or_insert_with(new).step(now, resolver, &context.identity, &mut Pending::default()) {
                 None => return Ok(()),
                 Some(Ok(stream)) => {
-                    step!(context.options.verbose, "rank {}: connection {i} to {}", context.rank, all[i]);
+                    context.step(format_args!("connection {i} to {}", all[i]));
                     made.push(stream);
                     *dial = None;
                 }
                 // Its time is up, which is said together with who else is missing.
-                Some(Err(_)) => return Ok(()),
+                Some(Err(_)) if deadline.expired() => return Ok(()),
+                Some(Err(e)) => return Err(e),
             }
         }
         Ok(())

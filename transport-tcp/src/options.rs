@@ -21,14 +21,13 @@ pub struct Options {
     pub timeout: Duration,
     pub(crate) key: Option<Key>,
     pub(crate) name: String,
-    pub(crate) agreement: u32,
     pub(crate) verbose: bool,
 }
 
 impl Default for Options {
     /// A time-out of 30 s, no key, an empty name.
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(30), key: None, name: String::new(), agreement: 0, verbose: false }
+        Self { timeout: Duration::from_secs(30), key: None, name: String::new(), verbose: false }
     }
 }
 
@@ -48,13 +47,6 @@ impl Options {
     /// The group's name: ranks of groups with different names refuse each other. Empty by default.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
-        self
-    }
-
-    /// A number that must be the same on every rank, for what runs on the group: collectives put the version of their
-    /// switch points here, so that ranks which would choose different algorithms do not form a group. 0 by default.
-    pub fn agreement(mut self, agreement: u32) -> Self {
-        self.agreement = agreement;
         self
     }
 

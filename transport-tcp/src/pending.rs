@@ -1,7 +1,8 @@
 //! Connections that others made and whose hello is not over yet.
 //!
 //! Anybody can connect: a scanner, an HTTP client, something that says nothing at all. So these are few, short-lived,
-//! and cost nothing but a descriptor each; what they send is judged byte by byte as it comes.
+//! and cost nothing but a descriptor each; what they send is judged byte by byte as it comes. Descriptors are the whole
+//! process's, so whoever finds none left takes them from here ([`Pending::give_way`]).
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -10,12 +11,17 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Resource, getrlimit};
 
 use crate::hello::{Dropped, Identity, Judge, Listener, Open};
 use crate::socket::{Stream, errno_text};
 
-/// The most of them at once; another one pushes out the oldest.
-const MOST: usize = 256;
+/// The most of them at once, where the process may have enough descriptors.
+const MOST: u64 = 256;
+/// The share of the process's descriptors that they may have.
+const SHARE: u64 = 4;
+/// The most of them once descriptors have run out again and again.
+const FEW: usize = 8;
 /// How long each may take for its hello.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -31,22 +37,55 @@ struct Entry {
     stream: Stream,
     from: SocketAddr,
     hello: Listener,
+    /// Whether it has said anything.
+    heard: bool,
     until: Instant,
 }
 
 /// The connections whose hello is not over, oldest first.
-#[derive(Default)]
 pub(crate) struct Pending {
     entries: VecDeque<Entry>,
+    most: usize,
+}
+
+impl Default for Pending {
+    fn default() -> Self {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        Self { entries: VecDeque::new(), most: ((limit / SHARE).min(MOST) as usize).max(FEW) }
+    }
 }
 
 impl Pending {
-    /// Takes a new connection.
+    /// Takes a new connection; where there are too many, another goes.
     pub(crate) fn add(&mut self, stream: Stream, from: SocketAddr, identity: &Identity, now: Instant) {
-        if self.entries.len() >= MOST {
-            self.entries.pop_front();
+        if self.entries.len() >= self.most {
+            self.drop_one();
         }
-        self.entries.push_back(Entry { stream, from, hello: Listener::new(identity), until: now + PATIENCE });
+        let (hello, until) = (Listener::new(identity), now + PATIENCE);
+        self.entries.push_back(Entry { stream, from, hello, heard: false, until });
+    }
+
+    /// How many may be added before those that were added before are stepped: fewer than there is room for, so that a
+    /// flood does not push out what had no time to say anything.
+    pub(crate) fn batch(&self) -> usize {
+        (self.most / 4).max(1)
+    }
+
+    /// Gives descriptors back because the process has none left: drops half of the connections, and holds no more than
+    /// the rest from now on. `false` if there was none.
+    pub(crate) fn give_way(&mut self) -> bool {
+        let before = self.entries.len();
+        while self.entries.len() > before / 2 {
+            self.drop_one();
+        }
+        self.most = self.most.min((before / 2).max(FEW));
+        before > 0
+    }
+
+    /// Drops the oldest of those that have said nothing yet: a rank speaks at once. Else the oldest.
+    fn drop_one(&mut self) {
+        let silent = self.entries.iter().position(|entry| !entry.heard);
+        self.entries.remove(silent.unwrap_or(0));
     }
 
     /// What the owner must wait for, in order.
@@ -101,6 +140,7 @@ impl Entry {
                     return Step::Over;
                 }
             };
+            self.heard = true;
             let result = self.hello.feed(&into[..got], door);
             // A new connection has room for a hello's few bytes; one that has not is of no use.
             let output = self.hello.take_output();

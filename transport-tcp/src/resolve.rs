@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nuvec_transport::Deadline;
@@ -83,7 +84,7 @@ pub(crate) fn within(address: &Address, deadline: Deadline) -> Resolved {
 
 /// An answer of the resolver, on its way back.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Resolution {
     host: String,
     result: Resolved,
 }
@@ -98,13 +99,13 @@ struct Entry {
 /// Resolves names for a thread that must not block: ask again until the answer is there. One question at a time per name.
 pub(crate) struct Resolver {
     entries: HashMap<String, Entry>,
-    answers: Box<dyn Fn() -> Box<dyn FnOnce(Answer) + Send> + Send>,
+    answer: Arc<dyn Fn(Resolution) + Send + Sync>,
 }
 
 impl Resolver {
-    /// `answers` makes what carries an answer to [`put`](Resolver::put).
-    pub(crate) fn new(answers: impl Fn() -> Box<dyn FnOnce(Answer) + Send> + Send + 'static) -> Self {
-        Self { entries: HashMap::new(), answers: Box::new(answers) }
+    /// `answer` carries an answer to [`put`](Resolver::put), from any thread.
+    pub(crate) fn new(answer: impl Fn(Resolution) + Send + Sync + 'static) -> Self {
+        Self { entries: HashMap::new(), answer: Arc::new(answer) }
     }
 
     /// What `address` resolves to; `None` while the resolver is asked.
@@ -117,8 +118,8 @@ impl Resolver {
             now.saturating_duration_since(*at) >= if result.is_ok() { FRESH } else { FAILED }
         });
         if stale && !entry.asking {
-            let (answer, host) = ((self.answers)(), address.host().to_owned());
-            match ask(address.host(), move |result| answer(Answer { host, result })) {
+            let (answer, host) = (Arc::clone(&self.answer), address.host().to_owned());
+            match ask(address.host(), move |result| answer(Resolution { host, result })) {
                 Ok(()) => entry.asking = true,
                 Err(text) => entry.known = Some((Err(text), now)),
             }
@@ -132,7 +133,7 @@ impl Resolver {
     }
 
     /// Takes an answer.
-    pub(crate) fn put(&mut self, answer: Answer, now: Instant) {
+    pub(crate) fn put(&mut self, answer: Resolution, now: Instant) {
         let entry = self.entries.entry(answer.host).or_default();
         entry.asking = false;
         entry.known = Some((answer.result, now));
@@ -173,10 +174,7 @@ mod tests {
     #[test]
     fn a_resolver_asks_once_and_answers_later() {
         let (tx, rx) = crossbeam_channel::unbounded();
-        let mut resolver = Resolver::new(move || {
-            let tx = tx.clone();
-            Box::new(move |answer| tx.send(answer).unwrap())
-        });
+        let mut resolver = Resolver::new(move |answer| tx.send(answer).unwrap());
         let (address, now) = (Address::new("localhost", 7), Instant::now());
         assert!(resolver.get(&address, now).is_none() && resolver.get(&address, now).is_none());
         resolver.put(rx.recv_timeout(Duration::from_secs(10)).unwrap(), now);

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::channel::TcpChannel;
 use crate::context::Context;
-use crate::forming::{Refusals, with_notes};
+use crate::forming::{Refusals, in_order, with_notes};
 use crate::streams::closed;
 
 /// A neighbour in a ring.
@@ -151,9 +151,10 @@ impl Rings {
     }
 
     /// Notes that a connection for a ring was refused; the text begins with who was refused.
-    pub(crate) fn refused(&self, group: GroupId, text: String) {
+    /// See [`Refusals::add`].
+    pub(crate) fn refused(&self, group: GroupId, text: String, proved: bool) {
         if let Some(Ring::Opening(opening)) = self.state.lock().rings.get_mut(&group) {
-            opening.refusals.add(text);
+            opening.refusals.add(text, proved);
         }
     }
 
@@ -169,10 +170,18 @@ impl Rings {
     }
 
     /// Ends an opening whose time is up. `unreached` is why a dial to the right does not stand, if one does not.
-    pub(crate) fn time_out(&self, group: GroupId, context: &Context, unreached: Option<Error>, now: Instant) {
+    /// `shortage` is why connections could not be taken, if there is such a reason.
+    pub(crate) fn time_out(
+        &self,
+        group: GroupId,
+        context: &Context,
+        unreached: Option<Error>,
+        shortage: Option<String>,
+        now: Instant,
+    ) {
         let mut state = self.state.lock();
         let Some(Ring::Opening(opening)) = state.rings.get(&group) else { return };
-        let error = opening.timed_out(context, unreached, now);
+        let error = with_notes(opening.timed_out(context, unreached, now), shortage);
         state.fail(group, error);
     }
 
@@ -215,22 +224,18 @@ impl Opening {
         let there = self.from_left.iter().flatten().count();
         let owes = (there < self.from_left.len()).then(|| {
             let seconds = now.saturating_duration_since(self.began).as_secs_f64();
-            let all = self.from_left.len();
-            format!("made {there} of {all} ring connections of a new group to this rank within {seconds:.1} s")
+            let (all, rank) = (self.from_left.len(), context.rank);
+            let what =
+                format!("made {there} of {all} ring connections of a new group to rank {rank} within {seconds:.1} s");
+            Error::new(Kind::TimedOut, what).with_peer(&context.peer(self.left, 0))
         });
-        let left = context.peer(self.left, 0);
-        let mut notes = Vec::new();
-        let first = match (unreached, owes) {
-            (Some(unreached), owes) => {
-                // In a group of two it is the same rank, and the reason has been given.
-                let other = unreached.peer().is_none_or(|peer| peer.rank != self.left);
-                notes.extend(owes.filter(|_| other).map(|owes| format!("{left} {owes}")));
-                unreached
-            }
-            (None, Some(owes)) => Error::new(Kind::TimedOut, owes).with_peer(&left),
-            (None, None) => Error::new(Kind::TimedOut, "the ring of a new group had no time to connect"),
-        };
-        notes.extend(self.refusals.text());
+        let refused = self.refusals.text(context.rank);
+        // In a group of two it is the same rank, and the reason has been given.
+        let same = |error: &Error| error.peer().is_some_and(|peer| peer.rank == self.left);
+        let owes = owes.filter(|_| refused.is_some() || !unreached.as_ref().is_some_and(same));
+        let (first, notes) = in_order(unreached, owes, refused);
+        let first =
+            first.unwrap_or_else(|| Error::new(Kind::TimedOut, "the ring of a new group had no time to connect"));
         with_notes(first, notes).with_rank(context.rank)
     }
 }

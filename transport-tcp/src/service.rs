@@ -18,19 +18,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::admission::Admission;
 use crate::channel::{TcpChannel, TcpSender};
 use crate::context::{Context, NO_SESSION};
-use crate::control::{Control, Events, TO_RIGHT};
+use crate::control::{ControlLinks, Events, TO_RIGHT};
 use crate::dial::Dial;
 use crate::dials::{Dials, Purpose};
 use crate::forming::{Forming, Refusals};
 use crate::hello::Role;
 use crate::link::FrameKind;
 use crate::listen::Listeners;
-use crate::log::{Warning, step};
+use crate::log::Warning;
 use crate::pending::Pending;
-use crate::resolve::{Answer, Resolver};
+use crate::resolve::{Resolution, Resolver};
 use crate::rings::Rings;
 use crate::socket::Stream;
-use crate::streams::{Key, Streams};
+use crate::streams::{StreamId, Streams};
 
 pub(crate) use phase::Formed;
 use phase::Phase;
@@ -41,9 +41,9 @@ const LAST_WORDS: Duration = Duration::from_millis(800);
 /// What the service thread is asked.
 pub(crate) enum Command {
     /// The resolver has answered.
-    Resolved(Answer),
+    Resolved(Resolution),
     /// Open a stream.
-    Open(Key, Deadline),
+    Open(StreamId, Deadline),
     /// Open the ring of a group of some of the ranks.
     OpenRing { group: GroupId, right: usize, deadline: Deadline },
     /// Give up what is being dialled for that group.
@@ -90,7 +90,7 @@ pub(crate) struct Service {
     pending: Pending,
     dials: Dials,
     resolver: Resolver,
-    control: Control,
+    control: ControlLinks,
     phase: Phase,
     session: [u8; 16],
     streams: Arc<Streams>,
@@ -101,6 +101,7 @@ pub(crate) struct Service {
     flushes: Vec<([Option<u64>; 2], Sender<()>)>,
     refusals: Refusals,
     strangers: Warning,
+    refused: Warning,
     /// Gets the result of forming, once.
     reply: Sender<Result<Formed>>,
     end: Option<End>,
@@ -119,7 +120,7 @@ impl Service {
     pub(crate) fn new(
         context: Arc<Context>,
         listeners: Listeners,
-        control: Control,
+        control: ControlLinks,
         forming: Forming,
         streams: Arc<Streams>,
         rings: Arc<Rings>,
@@ -128,12 +129,9 @@ impl Service {
         reply: Sender<Result<Formed>>,
     ) -> Self {
         let (wake, kicked) = (Arc::clone(&mailbox.wake), Arc::clone(&mailbox.kicked));
-        let resolver = Resolver::new(move || {
-            let mailbox = mailbox.clone();
-            Box::new(move |answer| {
-                // A thread that has ended needs no answer.
-                let _ = mailbox.send(Command::Resolved(answer));
-            })
+        let resolver = Resolver::new(move |answer| {
+            // A thread that has ended needs no answer.
+            let _ = mailbox.send(Command::Resolved(answer));
         });
         Self {
             context,
@@ -152,6 +150,7 @@ impl Service {
             flushes: Vec::new(),
             refusals: Refusals::default(),
             strangers: Warning::default(),
+            refused: Warning::default(),
             reply,
             end: None,
         }
@@ -190,8 +189,6 @@ impl Service {
         ];
         let due = timers.into_iter().flatten().fold(self.control.timer(), Instant::min);
         let left = due.saturating_duration_since(now);
-        let timeout =
-            Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
         let mut sources: Vec<PollFd<'_>> = self.pending.sources().collect();
         let pending = sources.len();
         if let Park::Fd(fd, _) = self.wake.park() {
@@ -200,7 +197,7 @@ impl Service {
         sources.extend(self.listeners.sources());
         sources.extend(self.dials.sources());
         sources.extend(self.control.sources());
-        match poll(&mut sources, Some(&timeout)) {
+        match poll(&mut sources, Timespec::try_from(left).ok().as_ref()) {
             Ok(_) => sources[..pending].iter().map(|source| !source.revents().is_empty()).collect(),
             Err(rustix::io::Errno::INTR) => vec![false; pending],
             Err(e) => {
@@ -248,11 +245,11 @@ impl Service {
             rings: &self.rings,
             refusals: &mut self.refusals,
             strangers: &mut self.strangers,
+            refused: &mut self.refused,
             now,
         };
         self.pending.step(now, ready.iter().copied(), &mut admission);
-        let (pending, identity) = (&mut self.pending, &self.context.identity);
-        self.listeners.accept(now, |stream, from| pending.add(stream, from, identity, now));
+        self.listeners.accept(now, &self.context.identity, &mut self.pending);
     }
 
     /// Begins a dial to the right neighbour. It goes on until the group has formed.
@@ -271,7 +268,7 @@ impl Service {
     }
 
     /// Begins to dial a stream's stripes.
-    fn open_stream(&mut self, key: Key, deadline: Deadline, now: Instant) {
+    fn open_stream(&mut self, key: StreamId, deadline: Deadline, now: Instant) {
         let (group, to) = key;
         for index in 0..self.context.connections {
             let open = self.context.open(Role::P2p, index, to, self.session, group.0);
@@ -285,7 +282,7 @@ impl Service {
     fn drive_dials(&mut self, now: Instant) {
         // A dial that stands may begin others.
         loop {
-            let over = self.dials.step(now, &mut self.resolver, &self.context.identity);
+            let over = self.dials.step(now, &mut self.resolver, &self.context.identity, &mut self.pending);
             if over.is_empty() {
                 return;
             }
@@ -302,11 +299,11 @@ impl Service {
         }
     }
 
-    fn stripe(&mut self, key: Key, index: usize, result: Result<Stream>) {
+    fn stripe(&mut self, key: StreamId, index: usize, result: Result<Stream>) {
         match result {
             Ok(stream) => {
                 let peer = self.context.peer(key.1, index);
-                step!(self.context.options.verbose, "rank {}: stream to {peer} stands", self.context.rank);
+                self.context.step(format_args!("stream to {peer} stands"));
                 self.streams.stripe_opened(key, index, TcpSender::alone(stream, peer));
             }
             Err(e) => {
@@ -321,7 +318,7 @@ impl Service {
         let right = self.context.right();
         let index = if let Purpose::Ring(index) = purpose { index } else { 0 };
         let peer = self.context.peer(right, index);
-        step!(self.context.options.verbose, "rank {}: connected to {peer} ({purpose:?})", self.context.rank);
+        self.context.step(format_args!("connected to {peer} ({purpose})"));
         match purpose {
             Purpose::Control => {
                 self.control.dialled(stream, peer, now);
@@ -349,13 +346,12 @@ impl Service {
 
     /// Goes on with the control links.
     fn drive_control(&mut self, now: Instant) {
-        let Events { up, frames, ended } = self.control.step(now);
+        let Events { up, frames } = self.control.read(now);
         up.into_iter().for_each(|link| self.send_cards(link));
         for (link, frame) in frames {
             self.learn(link, &frame, now);
         }
-        self.links_ended(ended, now);
-        // What the handler said to all that may end a link too; there are two links, so this ends.
+        // What the handler says to an end may end the other link too; there are two, so this ends.
         loop {
             self.control.write();
             let ended = self.control.take_ended();
@@ -381,12 +377,12 @@ impl Service {
     /// Ends the control links, and reports why forming failed, if it did.
     fn finish(mut self) {
         let Some(End { error, by }) = self.end.take() else { return };
-        self.listeners = Listeners::none();
+        self.listeners = Listeners::default();
         self.pending = Pending::default();
         self.dials = Dials::default();
         self.control.close(by);
         self.answer_flushes();
-        step!(self.context.options.verbose, "rank {}: closed", self.context.rank);
+        self.context.step(format_args!("closed"));
         if let Some(error) = error {
             let _ = self.reply.send(Err(error));
         }

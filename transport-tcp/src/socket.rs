@@ -32,6 +32,11 @@ fn would_block(e: &io::Error) -> bool {
     e.kind() == io::ErrorKind::WouldBlock
 }
 
+/// Whether a call failed because the process, or the system, has no descriptor left.
+pub(crate) fn no_descriptors(e: &io::Error) -> bool {
+    matches!(e.raw_os_error().map(Errno::from_raw_os_error), Some(Errno::MFILE | Errno::NFILE))
+}
+
 /// Repeats a call that a signal interrupted.
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {

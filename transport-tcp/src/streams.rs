@@ -9,11 +9,11 @@ use parking_lot::Mutex;
 use crate::channel::{Connection, TcpReceiver, TcpSender};
 use crate::socket::Stream;
 
-/// The most stripes that wait here until somebody takes their streams.
+/// The most streams that wait here, whole or not, until somebody takes them.
 const MOST_WAITING: usize = 1024;
 
 /// A group, and the rank at the other end.
-pub(crate) type Key = (GroupId, usize);
+pub(crate) type StreamId = (GroupId, usize);
 
 /// A stream that this rank opens.
 struct Opening {
@@ -34,25 +34,26 @@ struct Arrival {
 #[derive(Default)]
 struct State {
     ended: bool,
-    opening: HashMap<Key, Opening>,
+    opening: HashMap<StreamId, Opening>,
     groups: HashMap<GroupId, Arc<Wake>>,
-    arrivals: HashMap<Key, Arrival>,
+    arrivals: HashMap<StreamId, Arrival>,
 }
 
 /// The streams of one fabric.
 pub(crate) struct Streams {
     stripes: usize,
+    most_waiting: usize,
     state: Mutex<State>,
 }
 
 impl Streams {
     pub(crate) fn new(stripes: usize) -> Self {
-        Self { stripes, state: Mutex::default() }
+        Self { stripes, most_waiting: MOST_WAITING, state: Mutex::default() }
     }
 
     /// Notes that a stream is being opened; `false` if there is nothing to do: it is being opened already, or the
     /// transport has ended.
-    pub(crate) fn begin(&self, key: Key, wake: &Arc<Wake>) -> bool {
+    pub(crate) fn begin(&self, key: StreamId, wake: &Arc<Wake>) -> bool {
         let mut state = self.state.lock();
         let ended = state.ended;
         if let Some(opening) = state.opening.get_mut(&key) {
@@ -69,7 +70,7 @@ impl Streams {
     }
 
     /// Takes a stripe that stands; `true` once it was the last.
-    pub(crate) fn stripe_opened(&self, key: Key, index: usize, sender: TcpSender) -> bool {
+    pub(crate) fn stripe_opened(&self, key: StreamId, index: usize, sender: TcpSender) -> bool {
         let mut state = self.state.lock();
         let Some(opening) = state.opening.get_mut(&key) else { return false };
         let Some(slot) = opening.stripes.get_mut(index) else { return false };
@@ -83,7 +84,7 @@ impl Streams {
     }
 
     /// Ends an opening with an error.
-    pub(crate) fn open_failed(&self, key: Key, error: Error) {
+    pub(crate) fn open_failed(&self, key: StreamId, error: Error) {
         if let Some(opening) = self.state.lock().opening.get_mut(&key) {
             opening.stripes.clear();
             opening.result.get_or_insert(Err(error));
@@ -92,7 +93,7 @@ impl Streams {
     }
 
     /// Takes the result of an opening, once there is one.
-    pub(crate) fn opened(&self, key: Key) -> Option<Result<Vec<TcpSender>>> {
+    pub(crate) fn opened(&self, key: StreamId) -> Option<Result<Vec<TcpSender>>> {
         let mut state = self.state.lock();
         let result = state.opening.get_mut(&key)?.result.take()?;
         state.opening.remove(&key);
@@ -112,22 +113,24 @@ impl Streams {
         self.state.lock().groups.contains_key(&group)
     }
 
-    /// Whether there is room for another stripe.
-    pub(crate) fn has_room(&self) -> bool {
+    /// Whether there is room for a stripe of that stream. There is for every stripe of one that has begun to arrive:
+    /// else several that have arrived in part would wait for each other for ever.
+    pub(crate) fn has_room(&self, key: StreamId) -> bool {
         let state = self.state.lock();
-        let waiting: usize = state.arrivals.values().map(|arrival| arrival.stripes.iter().flatten().count()).sum();
-        waiting < MOST_WAITING
+        let waits = |arrival: &Arrival| arrival.stripes.iter().any(Option::is_some);
+        state.arrivals.get(&key).is_some_and(waits)
+            || state.arrivals.values().filter(|arrival| waits(arrival)).count() < self.most_waiting
     }
 
     /// Whether the stripe is there and its sender still holds it.
-    pub(crate) fn is_taken(&self, key: Key, index: usize) -> bool {
+    pub(crate) fn is_taken(&self, key: StreamId, index: usize) -> bool {
         let state = self.state.lock();
         let connection = state.arrivals.get(&key).and_then(|arrival| arrival.connections.get(index)?.upgrade());
         connection.is_some_and(|connection| connection.is_open())
     }
 
     /// Takes a stripe that another rank opened.
-    pub(crate) fn arrived(&self, key: Key, index: usize, stream: Stream, peer: Peer) {
+    pub(crate) fn arrived(&self, key: StreamId, index: usize, stream: Stream, peer: Peer) {
         let mut state = self.state.lock();
         let State { ended, groups, arrivals, .. } = &mut *state;
         let Some(wake) = groups.get(&key.0).filter(|_| !*ended) else { return };
@@ -146,7 +149,7 @@ impl Streams {
     }
 
     /// Takes a stream that another rank opened, once all its stripes are there.
-    pub(crate) fn accepted(&self, key: Key) -> Option<Vec<TcpReceiver>> {
+    pub(crate) fn accepted(&self, key: StreamId) -> Option<Vec<TcpReceiver>> {
         let mut state = self.state.lock();
         let stripes = &mut state.arrivals.get_mut(&key)?.stripes;
         if stripes.iter().any(Option::is_none) {
@@ -182,4 +185,33 @@ impl Streams {
 /// The error of what was being opened when the transport ended.
 pub(crate) fn closed() -> Error {
     Error::new(Kind::Closed, "the group was closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::pair;
+
+    #[test]
+    fn a_stream_that_has_begun_to_arrive_always_has_room_for_its_other_stripes() {
+        let streams = Streams { most_waiting: 2, ..Streams::new(3) };
+        streams.accept(GroupId::ROOT, &Arc::new(Wake::new().unwrap()));
+        let key = |from| (GroupId::ROOT, from);
+        let mut held = Vec::new();
+        let mut arrive = |from, index| {
+            assert!(streams.has_room(key(from)));
+            let (theirs, own) = pair("127.0.0.1:0");
+            held.push(theirs);
+            streams.arrived(key(from), index, own, Peer::new(from, "a:1"));
+        };
+        arrive(1, 0);
+        arrive(2, 0);
+        assert!(!streams.has_room(key(3)));
+        for from in [1, 2] {
+            arrive(from, 1);
+            arrive(from, 2);
+        }
+        assert_eq!(streams.accepted(key(1)).unwrap().len(), 3);
+        assert!(streams.has_room(key(3)));
+    }
 }

@@ -1,4 +1,5 @@
-//! What every [`Channel`] kind must do, as a suite that each transport's tests run.
+//! What every [`Channel`] kind must do, as a suite that each transport's tests run, and the plain sending and receiving
+//! that such tests need.
 //!
 //! ```
 //! nuvec_transport::conformance::suite(&mut || nuvec_transport::memory::pair(1));
@@ -73,8 +74,8 @@ impl Patience {
     }
 }
 
-/// Sends all of `data`, waiting for room.
-fn send_all<S: Sender>(tx: &mut S, data: &[u8]) -> Result<()> {
+/// Sends all of `data`, waiting for room. Errors: those of the sender. Panics if there is no room for 20 s.
+pub fn send_all<S: Sender>(tx: &mut S, data: &[u8]) -> Result<()> {
     let mut patience = Patience::new();
     let mut sent = 0;
     while sent < data.len() {
@@ -88,8 +89,8 @@ fn send_all<S: Sender>(tx: &mut S, data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Receives `len` bytes.
-fn recv_all<R: Receiver>(rx: &mut R, len: usize) -> Result<Vec<u8>> {
+/// Receives `len` bytes, waiting for them. Errors: those of the receiver. Panics if nothing comes for 20 s.
+pub fn recv_all<R: Receiver>(rx: &mut R, len: usize) -> Result<Vec<u8>> {
     let mut patience = Patience::new();
     let mut data = vec![0; len];
     let mut got = 0;

@@ -9,9 +9,13 @@ pub struct Deadline(Instant);
 impl Deadline {
     /// The deadline `timeout` from now.
     pub fn after(timeout: Duration) -> Self {
-        let now = Instant::now();
+        Self::from(Instant::now(), timeout)
+    }
+
+    /// The deadline `timeout` after `start`.
+    pub fn from(start: Instant, timeout: Duration) -> Self {
         let century = Duration::from_secs(100 * 366 * 86_400);
-        Self(now.checked_add(timeout.min(century)).unwrap_or(now))
+        Self(start.checked_add(timeout.min(century)).unwrap_or(start))
     }
 
     /// The deadline at `instant`.
@@ -48,5 +52,11 @@ mod tests {
     fn the_longest_duration_is_a_deadline_too() {
         assert!(!Deadline::after(Duration::MAX).expired());
         assert!(Deadline::after(Duration::ZERO).expired());
+    }
+
+    #[test]
+    fn a_deadline_counts_from_where_it_is_told_to() {
+        let start = Instant::now();
+        assert_eq!(Deadline::from(start, Duration::from_secs(3)).instant(), start + Duration::from_secs(3));
     }
 }

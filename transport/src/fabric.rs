@@ -37,6 +37,13 @@ pub struct Outbox {
 /// Reads and writes the control messages of one rank. A transport calls it from one thread at a time, from before
 /// forming until it is closed; `now` is the time since the transport began, and never goes back. It must not block.
 pub trait ControlHandler: Send {
+    /// The transport begins: this is rank `rank` of `peers` (every rank, its own too, by index, with the address that
+    /// errors show), and its operations wait for `timeout` without progress. Returns a number that must be the same on
+    /// every rank for the group to form: of the version of what runs on it.
+    fn begin(&mut self, rank: usize, peers: &[Peer], timeout: Duration) -> u32 {
+        let _ = (rank, peers, timeout);
+        0
+    }
     /// A control link to `peer` is up.
     fn link_up(&mut self, link: LinkId, peer: &Peer, now: Duration, out: &mut Outbox);
     /// A message arrived on a link. It comes from another process: any bytes are possible.
@@ -49,7 +56,9 @@ pub trait ControlHandler: Send {
     /// Called after [`Fabric::kick`], and at least once per [`tick_interval`](ControlHandler::tick_interval).
     fn tick(&mut self, now: Duration, out: &mut Outbox);
     /// The longest time between two ticks.
-    fn tick_interval(&self) -> Duration;
+    fn tick_interval(&self) -> Duration {
+        Duration::from_secs(1)
+    }
 }
 
 /// The connections of a ring: one channel per connection to each neighbour, connection `i` of one rank's `right` being

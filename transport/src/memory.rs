@@ -2,17 +2,15 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::IoSlice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::{
     Channel, ControlHandler, Deadline, Error, Fabric, GroupId, Kind, LinkId, Outbox, Park, Peer, Receiver, Result,
     RingLinks, Sender, Wake,
 };
-
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// One direction: bytes in flight, at most `capacity`.
 #[derive(Debug)]
@@ -87,7 +85,7 @@ impl Channel for MemoryChannel {
 
 impl Sender for MemorySender {
     fn try_send(&mut self, parts: &[IoSlice<'_>]) -> Result<usize> {
-        let mut state = lock(&self.pipe.bytes);
+        let mut state = self.pipe.bytes.lock();
         if state.receiver_gone {
             return Err(Error::new(Kind::Reset, "reset the connection").with_peer(&self.peer));
         }
@@ -115,7 +113,7 @@ impl Sender for MemorySender {
 
 impl Receiver for MemoryReceiver {
     fn try_recv(&mut self, into: &mut [u8]) -> Result<usize> {
-        let mut state = lock(&self.pipe.bytes);
+        let mut state = self.pipe.bytes.lock();
         if state.queue.is_empty() && state.sender_gone && !into.is_empty() {
             return Err(Error::new(Kind::PeerClosed, "closed the connection").with_peer(&self.peer));
         }
@@ -150,13 +148,13 @@ impl Receiver for MemoryReceiver {
 
 impl Drop for MemorySender {
     fn drop(&mut self) {
-        lock(&self.pipe.bytes).sender_gone = true;
+        self.pipe.bytes.lock().sender_gone = true;
     }
 }
 
 impl Drop for MemoryReceiver {
     fn drop(&mut self) {
-        lock(&self.pipe.bytes).receiver_gone = true;
+        self.pipe.bytes.lock().receiver_gone = true;
     }
 }
 
@@ -168,13 +166,9 @@ struct Network {
     timeout: Duration,
     start: Instant,
     /// Control messages and link ends that are under way, so that no handler is called from within another.
-    mail: Mutex<Mail>,
-}
-
-#[derive(Default)]
-struct Mail {
-    queue: VecDeque<(usize, LinkId, Letter)>,
-    delivering: bool,
+    mail: Mutex<VecDeque<(usize, LinkId, Letter)>>,
+    /// Held by the thread that delivers.
+    delivering: Mutex<()>,
 }
 
 enum Letter {
@@ -214,6 +208,7 @@ pub fn network(
     timeout: Duration,
 ) -> Vec<MemoryFabric> {
     let n = handlers.len();
+    let peers: Vec<_> = (0..n).map(peer_of).collect();
     let mut lefts: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
     let mut rights: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
     for (rank, right) in rights.iter_mut().enumerate() {
@@ -224,7 +219,8 @@ pub fn network(
             lefts[next].push(b);
         }
     }
-    let ranks = handlers.into_iter().zip(rights).zip(lefts).map(|((handler, right), left)| {
+    let ranks = handlers.into_iter().zip(rights).zip(lefts).enumerate().map(|(rank, ((mut handler, right), left))| {
+        handler.begin(rank, &peers, timeout);
         Mutex::new(Rank {
             handler: Some(handler),
             ring: Some(RingLinks { right, left }),
@@ -241,6 +237,7 @@ pub fn network(
         timeout,
         start: Instant::now(),
         mail: Mutex::default(),
+        delivering: Mutex::default(),
     });
     for rank in 0..n {
         network.call(rank, |handler, now, out| {
@@ -258,39 +255,28 @@ impl Network {
     /// Calls a rank's handler and delivers what it sends, and what that brings about.
     fn call(&self, rank: usize, f: impl FnOnce(&mut dyn ControlHandler, Duration, &mut Outbox)) {
         let mut out = Outbox::default();
-        if let Some(handler) = lock(&self.ranks[rank]).handler.as_deref_mut() {
+        if let Some(handler) = self.ranks[rank].lock().handler.as_deref_mut() {
             f(handler, self.start.elapsed(), &mut out);
         }
         let n = self.ranks.len();
-        let mut mail = lock(&self.mail);
+        let mut mail = self.mail.lock();
         for (link, message) in out.messages {
             let (to, at) = if link == RIGHT { ((rank + 1) % n, LEFT) } else { ((rank + n - 1) % n, RIGHT) };
-            mail.queue.push_back((to, at, Letter::Message(message)));
+            mail.push_back((to, at, Letter::Message(message)));
         }
     }
 
-    /// Delivers until nothing is under way. One thread delivers at a time; others wait for their letters by `mail`.
+    /// Delivers until nothing is under way. One thread delivers at a time: who waits for it finds its letters delivered.
     fn deliver(&self) {
+        let _one = self.delivering.lock();
         loop {
-            let letter = {
-                let mut mail = lock(&self.mail);
-                if mail.delivering {
-                    drop(mail);
-                    std::thread::yield_now();
-                    continue;
-                }
-                let Some(letter) = mail.queue.pop_front() else { return };
-                mail.delivering = true;
-                letter
-            };
-            let (to, link, letter) = letter;
+            let Some((to, link, letter)) = self.mail.lock().pop_front() else { return };
             let ended = Error::new(Kind::PeerClosed, "closed its control link");
             self.call(to, |handler, now, out| match letter {
                 Letter::Message(bytes) => handler.message(link, &bytes, now, out),
                 Letter::Ended => handler.link_ended(link, &ended, now, out),
                 Letter::Tick => handler.tick(now, out),
             });
-            lock(&self.mail).delivering = false;
         }
     }
 }
@@ -326,7 +312,7 @@ impl Fabric for MemoryFabric {
 
     fn ring(&self) -> Result<RingLinks<MemoryChannel>> {
         let taken = || Error::new(Kind::Misuse, "the ring was taken before").with_rank(self.rank);
-        lock(&self.network.ranks[self.rank]).ring.take().ok_or_else(taken)
+        self.network.ranks[self.rank].lock().ring.take().ok_or_else(taken)
     }
 
     fn open_ring(&self, group: GroupId, right: usize, _left: usize, wake: &Arc<Wake>, _deadline: Deadline) {
@@ -335,12 +321,12 @@ impl Fabric for MemoryFabric {
         let (mine, theirs): (Vec<_>, Vec<_>) = pairs.unzip();
         let empty = || PartRing { right: None, left: None, wake: None };
         {
-            let mut rank = lock(&ranks[self.rank]);
+            let mut rank = ranks[self.rank].lock();
             let ring = rank.rings.entry(group).or_insert_with(empty);
             (ring.right, ring.wake) = (Some(mine), Some(wake.clone()));
         }
         wake.notify();
-        let mut rank = lock(&ranks[right]);
+        let mut rank = ranks[right].lock();
         let ring = rank.rings.entry(group).or_insert_with(empty);
         ring.left = Some(theirs);
         if let Some(wake) = &ring.wake {
@@ -349,7 +335,7 @@ impl Fabric for MemoryFabric {
     }
 
     fn ring_opened(&self, group: GroupId) -> Option<Result<RingLinks<MemoryChannel>>> {
-        let mut rank = lock(&self.network.ranks[self.rank]);
+        let mut rank = self.network.ranks[self.rank].lock();
         let ring = rank.rings.get_mut(&group).filter(|ring| ring.right.is_some() && ring.left.is_some())?;
         let links = ring.right.take().zip(ring.left.take()).map(|(right, left)| Ok(RingLinks { right, left }));
         rank.rings.remove(&group);
@@ -359,9 +345,9 @@ impl Fabric for MemoryFabric {
     fn open(&self, group: GroupId, to: usize, wake: &Arc<Wake>, _deadline: Deadline) {
         let stripes = (0..self.network.connections).map(|_| stream(self.network.capacity, self.rank, to));
         let (senders, receivers) = stripes.unzip();
-        lock(&self.network.ranks[self.rank]).opened.insert((group, to), senders);
+        self.network.ranks[self.rank].lock().opened.insert((group, to), senders);
         wake.notify();
-        let mut peer = lock(&self.network.ranks[to]);
+        let mut peer = self.network.ranks[to].lock();
         peer.streams.insert((group, self.rank), receivers);
         if let Some(wake) = peer.wakes.get(&group) {
             wake.notify();
@@ -369,19 +355,19 @@ impl Fabric for MemoryFabric {
     }
 
     fn opened(&self, group: GroupId, to: usize) -> Option<Result<Vec<MemorySender>>> {
-        lock(&self.network.ranks[self.rank]).opened.remove(&(group, to)).map(Ok)
+        self.network.ranks[self.rank].lock().opened.remove(&(group, to)).map(Ok)
     }
 
     fn accept(&self, group: GroupId, wake: &Arc<Wake>) {
-        lock(&self.network.ranks[self.rank]).wakes.insert(group, wake.clone());
+        self.network.ranks[self.rank].lock().wakes.insert(group, wake.clone());
     }
 
     fn accepted(&self, group: GroupId, from: usize) -> Option<Vec<MemoryReceiver>> {
-        lock(&self.network.ranks[self.rank]).streams.remove(&(group, from))
+        self.network.ranks[self.rank].lock().streams.remove(&(group, from))
     }
 
     fn kick(&self) {
-        lock(&self.network.mail).queue.push_back((self.rank, RIGHT, Letter::Tick));
+        self.network.mail.lock().push_back((self.rank, RIGHT, Letter::Tick));
         self.network.deliver();
     }
 
@@ -392,11 +378,11 @@ impl Fabric for MemoryFabric {
 
     fn close(&self, _deadline: Deadline) {
         let n = self.network.ranks.len();
-        let was_open = lock(&self.network.ranks[self.rank]).handler.take().is_some();
+        let was_open = self.network.ranks[self.rank].lock().handler.take().is_some();
         if was_open && n > 1 {
-            let mut mail = lock(&self.network.mail);
-            mail.queue.push_back(((self.rank + 1) % n, LEFT, Letter::Ended));
-            mail.queue.push_back(((self.rank + n - 1) % n, RIGHT, Letter::Ended));
+            let mut mail = self.network.mail.lock();
+            mail.push_back(((self.rank + 1) % n, LEFT, Letter::Ended));
+            mail.push_back(((self.rank + n - 1) % n, RIGHT, Letter::Ended));
             drop(mail);
             self.network.deliver();
         }

@@ -45,9 +45,7 @@ pub fn wait_any(parks: &[Park<'_>], deadline: Deadline) -> Result<bool> {
     }
     loop {
         let left = wake.saturating_duration_since(Instant::now());
-        let timeout =
-            Timespec { tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
-        match poll(&mut fds, Some(&timeout)) {
+        match poll(&mut fds, Timespec::try_from(left).ok().as_ref()) {
             Ok(0) if Instant::now() < wake => {}
             Ok(0) => return Ok(wake < deadline.instant()),
             Ok(_) => return Ok(true),

@@ -32,7 +32,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Commands {
     /// Start a ring of ranks on this machine, check every collective, and print latencies and bandwidths
-    RingTest(ring_test::Options),
+    RingTest(Box<ring_test::Options>),
     /// Start N ranks of any program on this machine with MLX's launch environment
     Launch(launch::Options),
     /// Run every test that passes on this machine, and say what the ones left out need

@@ -38,7 +38,7 @@ pub(crate) fn ring_test(program: &Path, out: &mut (dyn Write + Send)) -> Result<
         second: nodes(PORT + 1),
         enter: network.hosts.iter().map(|host| ["ip", "netns", "exec", host].map(String::from).to_vec()).collect(),
     };
-    ring_test::run_at(&ring_test::Options::quick(HOSTS, 2), program, &placement, out)
+    ring_test::run(&ring_test::Options::quick(HOSTS, 2), program, Some(&placement), out)
 }
 
 fn ipv4(host: usize, port: u16) -> String {

@@ -127,14 +127,20 @@ impl Ranks {
         }
     }
 
+    /// Sends a signal, such as `STOP`, to a rank. One that has ended is left alone.
+    pub(crate) fn signal(&mut self, rank: usize, signal: &str) {
+        let rank = &mut self.ranks[rank];
+        // Not reaped yet, so the id is still this child's.
+        if rank.status.is_none() && matches!(rank.child.try_wait(), Ok(None)) {
+            // The shell's own kill: not every system has kill(1).
+            let _ = Command::new("sh").args(["-c", "kill -s $0 $1", signal, &rank.child.id().to_string()]).status();
+        }
+    }
+
     /// Asks every rank that still runs to end (SIGTERM).
     pub(crate) fn terminate_all(&mut self) {
-        for rank in &mut self.ranks {
-            // Not reaped yet, so the id is still this child's.
-            if rank.status.is_none() && matches!(rank.child.try_wait(), Ok(None)) {
-                // Not reaped yet, so the id is still this child's. The shell's own kill: not every system has kill(1).
-                let _ = Command::new("sh").args(["-c", "kill -TERM $0", &rank.child.id().to_string()]).status();
-            }
+        for rank in 0..self.ranks.len() {
+            self.signal(rank, "TERM");
         }
     }
 }
@@ -240,6 +246,16 @@ pub(crate) mod tests {
         assert!(matches!(ranks.next(Duration::from_secs(10)), Some(Event::Line { text, .. }) if text == b"ready"));
         ranks.terminate_all();
         assert_eq!(run(ranks), (vec![vec!["bye".to_string()]], vec![3]));
+    }
+
+    #[test]
+    fn a_stopped_rank_says_nothing_until_it_continues() {
+        let mut ranks = Ranks::start([shell(0, "while :; do echo here; sleep 0.02; done")]).unwrap();
+        assert!(ranks.next(Duration::from_secs(10)).is_some());
+        ranks.signal(0, "STOP");
+        while ranks.next(Duration::from_millis(500)).is_some() {}
+        ranks.signal(0, "CONT");
+        assert!(ranks.next(Duration::from_secs(10)).is_some());
     }
 
     #[test]

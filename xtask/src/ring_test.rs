@@ -1,10 +1,10 @@
 //! `cargo xtask ring-test`: a ring of ranks on this machine, checked and measured through the facade.
 //!
-//! This module holds the options and how ranks are started; [`checks`] watches them check, [`kill`] kills one of them,
-//! [`report`] understands their reports and prints tables. What is checked is in the rank binary.
+//! This module holds the options and how ranks are started; [`checks`] watches them check, [`faults`] kills or
+//! stops one of them, [`report`] understands their reports and prints tables. What is checked is in the rank binary.
 
 mod checks;
-mod kill;
+mod faults;
 mod report;
 
 use std::io::Write;
@@ -15,6 +15,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
+use self::faults::Fault;
 use crate::ranks::Ranks;
 use crate::{Result, cargo, ports};
 
@@ -48,10 +49,10 @@ pub(crate) struct Options {
     pub(crate) connections: usize,
     /// What the ring runs on
     #[arg(long, value_enum, default_value = "tcp")]
-    transport: Transport,
+    pub(crate) transport: Transport,
     /// What is spoken on the ring: our own protocol, or MLX's
     #[arg(long, value_enum, default_value = "native")]
-    wire: Wire,
+    pub(crate) wire: Wire,
     /// Admit only ranks that have this key, of at least 16 bytes; without a value: a random one of 32 bytes
     #[arg(long, value_name = "KEY", num_args = 0..=1, default_missing_value = "")]
     pub(crate) key: Option<String>,
@@ -60,45 +61,53 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     /// Check and measure these sizes in bytes (such as 8,64K,1M) in place of the built-in ones
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = bytes)]
-    sizes: Vec<u64>,
+    pub(crate) sizes: Vec<u64>,
     /// Print the result as JSON; everything else goes to standard error
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
     /// Where the data's random numbers begin [default: random, and printed]
     #[arg(long, value_name = "S")]
     pub(crate) seed: Option<u64>,
     /// Kill this rank in the middle of a loop of 16 MiB all-reduces: every survivor must name it within 2 seconds
-    #[arg(long, value_name = "RANK", conflicts_with_all = ["hostfile", "only", "spoil", "sizes"])]
+    #[arg(long, value_name = "RANK", conflicts_with_all = ["stop", "pause", "hostfile", "only", "spoil", "sizes"])]
     pub(crate) kill: Option<usize>,
+    /// Stop this rank (SIGSTOP) in the middle of such a loop: every survivor must name it within the time-out and 2
+    /// seconds
+    #[arg(long, value_name = "RANK", conflicts_with_all = ["pause", "hostfile", "only", "spoil", "sizes"])]
+    pub(crate) stop: Option<usize>,
+    /// Stop this rank in the middle of such a loop, and let it go on after half the time-out: so must the loop, and
+    /// every sum must be right
+    #[arg(long, value_name = "RANK", conflicts_with_all = ["hostfile", "only", "spoil", "sizes"])]
+    pub(crate) pause: Option<usize>,
     /// Run one rank of a ring over several machines: MLX's hostfile, the same on each. The checks that use a second
     /// group take the file's ports plus 1000 for it
     #[arg(long, value_name = "FILE", requires = "rank", conflicts_with_all = ["ranks", "connections"])]
-    hostfile: Option<PathBuf>,
+    pub(crate) hostfile: Option<PathBuf>,
     /// Which rank of the hostfile this machine runs. Give every machine the same --seed, --key and sizes
     #[arg(long, value_name = "RANK", requires = "hostfile", requires = "seed")]
-    rank: Option<usize>,
-    /// How long a rank waits for a peer without progress before it fails
-    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
-    timeout: Duration,
+    pub(crate) rank: Option<usize>,
+    /// How long a rank waits for a peer without progress before it fails [default: 30; with --stop or --pause: 3]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) timeout: Option<Duration>,
     /// End with an error, saying where each rank stands, if it takes longer than this in all
     #[arg(long, value_name = "SECONDS", default_value = "1200", value_parser = seconds)]
-    deadline: Duration,
+    pub(crate) deadline: Duration,
     /// Run only the checks of this name, or whose name begins with it and a slash
     #[arg(long, value_name = "CHECK")]
-    only: Option<String>,
+    pub(crate) only: Option<String>,
     /// Fault switch: change one element of this check's result on the last rank, so that the check must fail
     #[arg(long, value_name = "CHECK")]
     pub(crate) spoil: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Transport {
+pub(crate) enum Transport {
     Tcp,
     Rdma,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Wire {
+pub(crate) enum Wire {
     Native,
     Mlx,
 }
@@ -141,9 +150,11 @@ impl Options {
             json: false,
             seed: None,
             kill: None,
+            stop: None,
+            pause: None,
             hostfile: None,
             rank: None,
-            timeout: Duration::from_secs(30),
+            timeout: None,
             deadline: Duration::from_secs(600),
             only: None,
             spoil: None,
@@ -167,13 +178,25 @@ impl Options {
             }
             _ => {}
         }
-        match self.kill {
-            Some(_) if self.ranks < 2 => Err("--kill needs at least 2 ranks".into()),
-            Some(kill) if kill >= self.ranks => {
-                Err(format!("--kill {kill}: with {} ranks they are 0 to {}", self.ranks, self.ranks - 1))
+        match self.fault() {
+            Some((fault, _)) if self.ranks < 2 => Err(format!("{} needs at least 2 ranks", fault.flag())),
+            Some((fault, rank)) if rank >= self.ranks => {
+                Err(format!("{} {rank}: with {} ranks they are 0 to {}", fault.flag(), self.ranks, self.ranks - 1))
             }
             _ => Ok(()),
         }
+    }
+
+    /// What is to happen to which rank.
+    fn fault(&self) -> Option<(Fault, usize)> {
+        let faults = [(Fault::Kill, self.kill), (Fault::Stop, self.stop), (Fault::Pause, self.pause)];
+        faults.into_iter().find_map(|(fault, rank)| Some((fault, rank?)))
+    }
+
+    /// The ranks' time-out.
+    fn timeout(&self) -> Duration {
+        let waited_for = self.stop.or(self.pause).is_some();
+        self.timeout.unwrap_or(Duration::from_secs(if waited_for { 3 } else { 30 }))
     }
 
     /// What ring it is, in words.
@@ -186,8 +209,8 @@ impl Options {
         text + if self.key.is_some() { ", with a key" } else { "" }
     }
 
-    /// The command that repeats this run, with `case` alone if it is given.
-    fn reproduction(&self, seed: u64, case: Option<&str>) -> String {
+    /// The command, without the data's seed and what selects or spoils checks.
+    pub(crate) fn command(&self) -> String {
         let mut words = vec!["cargo xtask ring-test".to_string()];
         match (&self.hostfile, self.rank) {
             (Some(file), Some(rank)) => {
@@ -202,11 +225,16 @@ impl Options {
             let sizes: Vec<_> = self.sizes.iter().map(u64::to_string).collect();
             words.push(format!("--sizes {}", sizes.join(",")));
         }
-        words.extend(self.kill.map(|rank| format!("--kill {rank}")));
-        words.push(format!("--seed {seed}"));
-        words.extend(self.spoil.as_ref().map(|case| format!("--spoil {}", quoted(case))));
-        words.extend(case.or(self.only.as_deref()).map(|case| format!("--only {}", quoted(case))));
+        words.extend(self.timeout.map(|timeout| format!("--timeout {}", timeout.as_secs_f64())));
+        words.extend(self.fault().map(|(fault, rank)| format!("{} {rank}", fault.flag())));
         words.join(" ")
+    }
+
+    /// The command that repeats this run, with `case` alone if it is given.
+    fn reproduction(&self, seed: u64, case: Option<&str>) -> String {
+        let mut text = format!("{} --seed {seed}", self.command());
+        text += &self.spoil.as_ref().map(|case| format!(" --spoil {}", quoted(case))).unwrap_or_default();
+        text + &case.or(self.only.as_deref()).map(|case| format!(" --only {}", quoted(case))).unwrap_or_default()
     }
 }
 
@@ -221,9 +249,9 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     options.validate()?;
     let program = cargo::build_rank()?;
     if options.json {
-        run(options, &program, &mut std::io::stderr())
+        run(options, &program, None, &mut std::io::stderr())
     } else {
-        run(options, &program, &mut std::io::stdout())
+        run(options, &program, None, &mut std::io::stdout())
     }
 }
 
@@ -238,22 +266,9 @@ pub(crate) struct Placement {
     pub(crate) enter: Vec<Vec<String>>,
 }
 
-/// Runs `options` with the rank binary `program`; what is for people goes to `out`, JSON to standard output.
-pub(crate) fn run(options: &Options, program: &Path, out: &mut (dyn Write + Send)) -> Result<bool> {
-    start_until_ports_are_free(options, program, None, out)
-}
-
-/// As [`run`], with the ranks at `placement`.
-pub(crate) fn run_at(
-    options: &Options,
-    program: &Path,
-    placement: &Placement,
-    out: &mut (dyn Write + Send),
-) -> Result<bool> {
-    start_until_ports_are_free(options, program, Some(placement), out)
-}
-
-fn start_until_ports_are_free(
+/// Runs `options` with the rank binary `program`, at `placement` if there is one; what is for people goes to `out`, JSON
+/// to standard output. Starts again with other ports when one was taken.
+pub(crate) fn run(
     options: &Options,
     program: &Path,
     placement: Option<&Placement>,
@@ -268,10 +283,8 @@ fn start_until_ports_are_free(
     let mut run = Run { options, program, placement, seed, key, folder: None, numbers: Vec::new(), size: 0 };
     for _ in 0..ATTEMPTS {
         let ranks = run.start()?;
-        let end = match options.kill {
-            Some(rank) => kill::watch(&run, ranks, rank, out)?,
-            None => checks::watch(&run, ranks, out)?,
-        };
+        let watch = if options.fault().is_some() { faults::watch } else { checks::watch };
+        let end = watch(&run, ranks, out)?;
         match end {
             End::Passed => return Ok(true),
             End::Failed => return Ok(false),
@@ -363,13 +376,13 @@ impl Run<'_> {
         }
         command.env("MLX_HOSTFILE", hostfile).env("MLX_RANK", rank.to_string());
         command.env("NUVEC_RING_TEST_HOSTFILE", second);
-        command.env("NUVEC_DISTRIBUTED_TIMEOUT", options.timeout.as_secs_f64().to_string());
+        command.env("NUVEC_DISTRIBUTED_TIMEOUT", options.timeout().as_secs_f64().to_string());
         match &self.key {
             Some(key) => command.env("NUVEC_DISTRIBUTED_KEY", key),
             None => command.env_remove("NUVEC_DISTRIBUTED_KEY"),
         };
-        if options.kill.is_some() {
-            command.arg("loop");
+        if options.fault().is_some() {
+            command.args(["loop", "--seed", &self.seed.to_string()]);
             return command;
         }
         command.args(["check", "--seed", &self.seed.to_string()]);
@@ -436,6 +449,29 @@ fn shifted(nodes: &[Vec<String>]) -> Result<Vec<Vec<String>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ranks::tests::shell;
+
+    /// Has `watch` watch ranks that are shell scripts; how that ended, and what was printed.
+    pub(super) fn watched(
+        watch: fn(&Run<'_>, Ranks, &mut (dyn Write + Send)) -> Result<End>,
+        options: &Options,
+        scripts: &[&str],
+    ) -> (End, String) {
+        let run = Run {
+            options,
+            program: Path::new("sh"),
+            placement: None,
+            seed: 7,
+            key: None,
+            folder: None,
+            numbers: (0..scripts.len()).collect(),
+            size: scripts.len(),
+        };
+        let ranks = Ranks::start(scripts.iter().enumerate().map(|(rank, script)| shell(rank, script))).unwrap();
+        let mut out = Vec::new();
+        let end = watch(&run, ranks, &mut out).unwrap();
+        (end, String::from_utf8(out).unwrap())
+    }
 
     #[test]
     fn sizes_have_suffixes_and_limits() {
@@ -455,9 +491,11 @@ mod tests {
         assert!(options.validate().unwrap_err().contains("not in this version yet"));
         options.wire = Wire::Native;
         options.kill = Some(4);
-        assert!(options.validate().unwrap_err().contains("0 to 3"));
+        assert!(options.validate().unwrap_err().contains("--kill 4: with 4 ranks they are 0 to 3"));
         options.kill = Some(3);
         options.validate().unwrap();
+        let alone = Options { stop: Some(0), ..Options::quick(1, 1) };
+        assert!(alone.validate().unwrap_err().contains("--stop needs at least 2 ranks"));
         options.key = Some("too short".into());
         assert!(options.validate().unwrap_err().contains("9 bytes are too short"));
         options.key = Some(String::new());
@@ -477,6 +515,8 @@ mod tests {
             "cargo xtask ring-test --ranks 3 --connections 2 --key --quick --sizes 8,65536 --seed 7 \
              --spoil all_sum/float32/1000 --only all_sum/float32/1000"
         );
+        let paused = Options { pause: Some(1), timeout: Some(Duration::from_millis(1500)), ..Options::quick(3, 2) };
+        assert!(paused.reproduction(7, None).ends_with("--quick --timeout 1.5 --pause 1 --seed 7"));
         options.hostfile = Some("my hosts.json".into());
         options.rank = Some(1);
         assert!(options.reproduction(7, None).contains("--hostfile 'my hosts.json' --rank 1"));

@@ -133,10 +133,7 @@ enum Expected {
 fn rings(exhaustive: bool) -> Vec<(String, ring_test::Options, Expected)> {
     let mut runs = Vec::new();
     let mut add = |options: ring_test::Options, expected| {
-        let mut name = format!("ring-test --ranks {} --connections {}", options.ranks, options.connections);
-        name += if options.quick { " --quick" } else { "" };
-        name += if options.key.is_some() { " --key" } else { "" };
-        name += &options.kill.map(|rank| format!(" --kill {rank}")).unwrap_or_default();
+        let mut name = options.command().replacen("cargo xtask ", "", 1);
         name += &options.spoil.as_ref().map(|case| format!(" --spoil {case}, which must fail")).unwrap_or_default();
         runs.push((name, options, expected));
     };
@@ -154,14 +151,20 @@ fn rings(exhaustive: bool) -> Vec<(String, ring_test::Options, Expected)> {
         options.key = key.then(String::new);
         add(options, Expected::Pass);
     }
-    for (ranks, connections, kill, key) in
-        [(4, 2, 2, false), (4, 2, 2, true), (4, 1, 0, false), (2, 2, 1, false), (5, 1, 4, false)]
-    {
-        let mut options = ring_test::Options::quick(ranks, connections);
-        options.kill = Some(kill);
-        options.key = key.then(String::new);
+    for key in [false, true] {
+        let options =
+            ring_test::Options { kill: Some(2), key: key.then(String::new), ..ring_test::Options::quick(4, 2) };
         add(options, Expected::Pass);
     }
+    // Whoever fails, all others must name it.
+    for ranks in [2, 3, 5] {
+        for rank in 0..ranks {
+            let quick = ring_test::Options::quick(ranks, 1 + rank % 2);
+            add(ring_test::Options { kill: Some(rank), ..quick.clone() }, Expected::Pass);
+            add(ring_test::Options { stop: Some(rank), ..quick }, Expected::Pass);
+        }
+    }
+    add(ring_test::Options { pause: Some(1), ..ring_test::Options::quick(3, 2) }, Expected::Pass);
     let mut spoiled = ring_test::Options::quick(2, 1);
     let case = "all_sum/float32/1000";
     spoiled.spoil = Some(case.into());
@@ -191,7 +194,7 @@ fn spoiled_reproduction(case: &str) -> String {
 /// Runs `ring-test`, whose output is shown only if it did not come to what is expected.
 fn ring(options: &ring_test::Options, rank: &Path, expected: &Expected) -> Result<Outcome> {
     let mut text = Vec::new();
-    let passed = ring_test::run(options, rank, &mut text)?;
+    let passed = ring_test::run(options, rank, None, &mut text)?;
     Ok(judge(passed, &String::from_utf8_lossy(&text), expected))
 }
 
@@ -242,6 +245,6 @@ mod tests {
         let runs = rings(true);
         let names: std::collections::BTreeSet<_> = runs.iter().map(|run| &run.0).collect();
         assert_eq!(names.len(), runs.len());
-        assert!(names.contains(&"ring-test --ranks 4 --connections 2 --quick --key --kill 2".to_string()));
+        assert!(names.contains(&"ring-test --ranks 4 --connections 2 --key --quick --kill 2".to_string()));
     }
 }

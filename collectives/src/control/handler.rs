@@ -7,13 +7,20 @@ use nuvec_transport::{ControlHandler, Error, GroupId, LinkId, Outbox, Peer};
 
 use super::abort::Abort;
 use super::status::{self, Entry, Message, State as Said};
-use super::{Shared, State};
+use super::{AGREEMENT, Me, Shared, State};
 
 pub(super) struct Handler {
     pub(super) shared: Arc<Shared>,
 }
 
 impl ControlHandler for Handler {
+    fn begin(&mut self, rank: usize, peers: &[Peer], timeout: Duration) -> u32 {
+        let tick = (timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        // A handler of a second transport would be a second rank in one place: the first stays.
+        let _ = self.shared.me.set(Me { rank, peers: peers.to_vec(), tick });
+        AGREEMENT
+    }
+
     fn link_up(&mut self, link: LinkId, peer: &Peer, now: Duration, out: &mut Outbox) {
         let mut state = self.shared.state.lock();
         state.now = now;
@@ -26,7 +33,7 @@ impl ControlHandler for Handler {
         let mut state = self.shared.state.lock();
         state.now = now;
         if let Some(abort) = Abort::decode(message) {
-            if abort.first.max(abort.reporter) < self.shared.peers.len() as u32 {
+            if abort.first.max(abort.reporter) < self.shared.size() as u32 {
                 self.shared.take(&mut state, abort, Some(link), out);
             }
             return;
@@ -57,7 +64,7 @@ impl ControlHandler for Handler {
     fn forming_failed(&mut self, why: &Error, now: Duration, out: &mut Outbox) {
         let mut state = self.shared.state.lock();
         state.now = now;
-        self.shared.take(&mut state, Abort::new(GroupId::ROOT, self.shared.rank, why), None, out);
+        self.shared.take(&mut state, Abort::new(GroupId::ROOT, self.shared.rank(), why), None, out);
     }
 
     fn tick(&mut self, now: Duration, out: &mut Outbox) {
@@ -67,7 +74,7 @@ impl ControlHandler for Handler {
             state.send(&abort.encode(), None, out);
         }
         if std::mem::take(&mut state.asking) {
-            let (rank, number) = (self.shared.rank as u32, state.counter + 1);
+            let (rank, number) = (self.shared.rank() as u32, state.counter + 1);
             state.send(&status::encode_request(rank, number), None, out);
             self.report(&mut state, out);
         }
@@ -77,7 +84,7 @@ impl ControlHandler for Handler {
     }
 
     fn tick_interval(&self) -> Duration {
-        self.shared.tick
+        self.shared.tick()
     }
 }
 
@@ -94,8 +101,8 @@ impl Handler {
             };
         }
         state.counter += 1;
-        state.next_report = now + self.shared.tick;
-        let entries = status::entries(self.shared.rank as u32, state.counter, state.own_calls(now));
+        state.next_report = now + self.shared.tick();
+        let entries = status::entries(self.shared.rank() as u32, state.counter, state.own_calls(now));
         for message in status::encode(&entries) {
             state.send(&message, None, out);
         }

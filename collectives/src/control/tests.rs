@@ -5,9 +5,10 @@ use super::*;
 fn ring(n: usize) -> Vec<(Control, Box<dyn ControlHandler>)> {
     (0..n)
         .map(|rank| {
-            let peers = (0..n).map(|r| Peer::new(r, format!("host{r}:1"))).collect();
-            let control = Control::new(rank, peers, Duration::from_secs(30));
-            let handler = control.handler();
+            let peers: Vec<_> = (0..n).map(|r| Peer::new(r, format!("host{r}:1"))).collect();
+            let control = Control::new();
+            let mut handler = control.handler();
+            handler.begin(rank, &peers, Duration::from_secs(30));
             (control, handler)
         })
         .collect()

@@ -102,9 +102,10 @@ impl World {
     fn new(n: usize, victim: usize, fault: Fault, seed: u64) -> Self {
         let halves = lanes_of(n, 1, 64);
         let rank = |(rank, halves): (usize, Vec<Halves>)| {
-            let peers = (0..n).map(|r| Peer::new(r, "simulated")).collect();
-            let control = Control::new(rank, peers, TIMEOUT);
-            let handler = control.handler();
+            let peers: Vec<_> = (0..n).map(|r| Peer::new(r, "simulated")).collect();
+            let control = Control::new();
+            let mut handler = control.handler();
+            handler.begin(rank, &peers, TIMEOUT);
             let group = control.join(GroupId::ROOT);
             let fault = if rank == victim { fault } else { Fault::None };
             let doing = Doing::Idle { until: Duration::ZERO };

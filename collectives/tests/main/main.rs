@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nuvec_collectives::{Communicator, Control, Options};
-use nuvec_transport::Peer;
 use nuvec_transport::memory::{self, MemoryFabric};
 
 type Group = Communicator<MemoryFabric>;
@@ -29,8 +28,7 @@ impl Shape {
     }
 
     fn form(self) -> Vec<Group> {
-        let peers = || (0..self.n).map(|rank| Peer::new(rank, "memory")).collect();
-        let controls: Vec<_> = (0..self.n).map(|rank| Control::new(rank, peers(), self.timeout)).collect();
+        let controls: Vec<_> = (0..self.n).map(|_| Control::new()).collect();
         let handlers = controls.iter().map(Control::handler).collect();
         let fabrics = memory::network(handlers, self.k, self.capacity, self.timeout);
         let options = Options::default().threads(self.threads);

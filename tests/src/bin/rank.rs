@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Args, Parser, Subcommand};
+use nuvec_core::Array;
 use nuvec_core::distributed::{self, Group};
-use nuvec_core::{Array, eval};
 use nuvec_distributed_tests::cases::{self, Case, Failure, Ring, Selection};
+use nuvec_distributed_tests::sample::{Sample, hash};
 use nuvec_distributed_tests::{measure, report, second};
 
 /// One rank of a ring.
@@ -22,8 +23,12 @@ struct Cli {
 enum Command {
     /// Check every collective and measure some
     Check(Check),
-    /// All-reduce 16 MiB over and over until it fails, then call once more and report both errors
+    /// All-reduce 16 MiB over and over, comparing every sum, until a call fails; then call once more and report both
+    /// errors
     Loop {
+        /// Where the data's random numbers begin; the same on every rank
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
         /// Give up after so many seconds
         #[arg(long, default_value_t = 300)]
         limit: u64,
@@ -64,8 +69,7 @@ enum End {
 
 impl From<String> for End {
     fn from(text: String) -> Self {
-        // The errno's text is all that is left of it in an error that came through nuvec.
-        if text.contains("Address already in use") { Self::PortTaken(text) } else { Self::Error(text) }
+        if report::is_port_taken(&text) { Self::PortTaken(text) } else { Self::Error(text) }
     }
 }
 
@@ -74,7 +78,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let end = match Cli::parse().command {
         Command::Check(options) => check(&options),
-        Command::Loop { limit } => endless(Duration::from_secs(limit)),
+        Command::Loop { seed, limit } => endless(seed, Duration::from_secs(limit)),
     };
     match end {
         Ok(()) => ExitCode::SUCCESS,
@@ -99,12 +103,12 @@ fn join() -> Result<Group, End> {
 fn check(options: &Check) -> Result<(), End> {
     let selection = Selection { quick: options.quick, sizes: options.sizes.clone(), only: options.only.clone() };
     let group = join()?;
-    let nodes = second::nodes()?;
-    let group_of_second = match &nodes {
-        Some(nodes) => Some(Arc::new(second::form(nodes, group.rank()).map_err(|e| End::from(e.to_string()))?)),
+    let launch = second::launch().map_err(|e| End::Error(e.to_string()))?;
+    let group_of_second = match &launch {
+        Some((ring, settings)) => Some(Arc::new(second::form(ring, settings).map_err(|e| End::from(e.to_string()))?)),
         None => None,
     };
-    let connections = nodes.as_ref().and_then(|nodes| nodes.first()).map_or(1, Vec::len);
+    let connections = launch.as_ref().map_or(1, |(ring, _)| ring.connections().max(1));
     let mut all = cases::cases(group.size(), connections, &selection);
     if let Some(second) = &group_of_second {
         all.extend(second::cases(second, options.one_machine, &selection));
@@ -156,29 +160,53 @@ fn run(all: &[Case], ring: &mut Ring) -> Result<bool, End> {
     Ok(good)
 }
 
-/// All-reduces until one fails, and reports that error and the next call's.
-fn endless(limit: Duration) -> Result<(), End> {
+/// How many values are repeated to make the loop's data: a prime, so that no two blocks of a ring are alike.
+const PERIOD: usize = 65_537;
+
+/// A rank's values of a round, the loop's data being these over and over. Rounds alternate, so that the result of the
+/// one before is not taken for the present one's.
+fn values(seed: u64, round: u64, rank: usize, size: usize) -> Vec<f32> {
+    (0..PERIOD).map(|i| f32::exact(hash(seed.wrapping_add(round % 2), rank, i), size)).collect()
+}
+
+/// All-reduces until a call fails, and reports that error and the next call's. A wrong sum ends it too.
+fn endless(seed: u64, limit: Duration) -> Result<(), End> {
     let group = join()?;
-    let x = Array::from(vec![1.0f32; 4 << 20]);
-    x.eval().map_err(|e| End::Error(e.to_string()))?;
-    let call = || eval(&[distributed::all_sum(&x, Some(&group))]);
+    let (rank, size) = (group.rank(), group.size());
+    let rounds = [0, 1].map(|round| {
+        let own = values(seed, round, rank, size);
+        let data: Vec<f32> = own.iter().copied().cycle().take(4 << 20).collect();
+        let mut sums = vec![0.0; PERIOD];
+        for rank in 0..size {
+            sums.iter_mut().zip(values(seed, round, rank, size)).for_each(|(sum, value)| *sum += value);
+        }
+        (Array::from(data), sums)
+    });
+    let call = |x| distributed::all_sum(x, Some(&group)).to_vec::<f32>();
     let start = Instant::now();
-    let mut first = true;
+    let mut round = 0;
     let error = loop {
-        if let Err(e) = call() {
-            break e;
+        let (x, expected) = &rounds[round % 2];
+        let got = match call(x) {
+            Ok(got) => got,
+            Err(e) => break e,
+        };
+        if let Some(block) = got.chunks(PERIOD).position(|block| *block != expected[..block.len()]) {
+            report::fail("loop", &format!("round {round}: a sum from element {} on is wrong", block * PERIOD));
+            return Err(End::Reported);
         }
-        if first {
+        if round == 0 {
             report::looping();
-            first = false;
         }
+        round += 1;
+        report::round(round);
         if start.elapsed() > limit {
             return Err(End::Error(format!("nothing failed for {} s", limit.as_secs())));
         }
     };
     let at = SystemTime::now();
     let next = Instant::now();
-    let again = call().err().map(|e| e.to_string()).unwrap_or_default();
+    let again = call(&rounds[0].0).err().map(|e| e.to_string()).unwrap_or_default();
     report::error(at, &error.to_string(), &again, next.elapsed());
     Err(End::Reported)
 }

@@ -1,10 +1,11 @@
 //! The dialler's side of a hello.
 
-use nuvec_transport::{Error, Kind, Rejection, Result};
+use nuvec_transport::{Rejection, Result};
 
-use super::message::{self, HASH, HEADER, Header, Inbox, LONGEST, Open, REPLY, ReplyCode, VERDICT, VERSION};
+use super::inbox::Inbox;
+use super::message::{self, HASH, HEADER, Header, LONGEST, Open, REPLY, ReplyCode, VERDICT, VERSION};
 use super::message::{Verdict, VerdictCode};
-use super::{Identity, MALFORMED, NOT_NUVEC, TOO_MUCH, connections_text, key_text, quoted, size_text, version_text};
+use super::{Identity, MALFORMED, connections_text, key_text, nonce, quoted, size_text, version_text};
 
 /// Why a dialler's connection did not come about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,13 +43,8 @@ enum State {
 impl Dialler {
     /// Begins a hello that asks for `open`. Errors: the system has no random bytes to give.
     pub(crate) fn new(identity: &Identity, open: Open) -> Result<Self> {
-        let mut nonce = [0; 32];
-        getrandom::fill(&mut nonce)
-            .map_err(|e| Error::new(Kind::Io, format!("the system gave no random bytes: {e}")))?;
         let tag = message::name_tag(&identity.name);
-        let open_bytes = message::write_open(&open, identity.key.is_some(), &tag, &nonce);
-        let mut inbox = Inbox::default();
-        inbox.expect(HEADER);
+        let open_bytes = message::write_open(&open, identity.key.is_some(), &tag, &nonce()?);
         Ok(Self {
             identity: identity.clone(),
             open,
@@ -56,7 +52,7 @@ impl Dialler {
             open_bytes,
             reply_bytes: Vec::new(),
             state: State::Header,
-            inbox,
+            inbox: Inbox::new(),
         })
     }
 
@@ -68,10 +64,7 @@ impl Dialler {
     /// How many bytes it wants next; 0 once the hello is over. What follows on the connection is not the hello's, so
     /// never read more than this.
     pub(crate) fn needs(&self) -> usize {
-        match self.state {
-            State::Accepted | State::Refused => 0,
-            _ => self.inbox.needs(),
-        }
+        self.inbox.needs()
     }
 
     /// Takes bytes that were read, at most [`needs`](Self::needs) of them. Errors: the connection is of no use; close it.
@@ -79,6 +72,7 @@ impl Dialler {
         let result = self.read(bytes);
         if result.is_err() {
             self.state = State::Refused;
+            self.inbox.expect(0);
             self.output.clear();
         }
         result
@@ -100,14 +94,7 @@ impl Dialler {
     }
 
     fn read(&mut self, bytes: &[u8]) -> Result<(), Refused> {
-        if bytes.len() > self.needs() {
-            return Err(refused(Rejection::NotNuvec, TOO_MUCH));
-        }
-        self.inbox.bytes.extend_from_slice(bytes);
-        if self.state == State::Header && !self.inbox.begins_with_magic() {
-            return Err(refused(Rejection::NotNuvec, NOT_NUVEC));
-        }
-        if bytes.is_empty() || self.needs() > 0 {
+        if !self.inbox.take(bytes).map_err(|text| refused(Rejection::NotNuvec, text))? {
             return Ok(());
         }
         match self.state {
@@ -172,6 +159,7 @@ impl Dialler {
         let verdict = Verdict::read(verdict).ok_or_else(malformed)?;
         self.judge(&verdict)?;
         self.state = State::Accepted;
+        self.inbox.expect(0);
         Ok(())
     }
 

@@ -2,13 +2,14 @@
 
 use nuvec_transport::Rejection;
 
-use super::message::{self, HASH, HEADER, Header, Inbox, LONGEST, OPEN, Open, OpenMessage, ReplyCode, Role, VERSION};
+use super::inbox::Inbox;
+use super::message::{self, HASH, HEADER, Header, LONGEST, OPEN, Open, OpenMessage, ReplyCode, Role, VERSION};
 use super::message::{Verdict, VerdictCode};
-use super::{Identity, MALFORMED, NOT_NUVEC, TOO_MUCH, connections_text, key_text, quoted, size_text, version_text};
+use super::{Identity, MALFORMED, connections_text, key_text, nonce, quoted, size_text, version_text};
 
 /// Whether a hello may go on. Decided before the dialler has proved anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Admission {
+pub(crate) enum Answer {
     /// It may.
     Go,
     /// The session or the group that it names is not known yet.
@@ -40,7 +41,7 @@ pub(crate) struct Place {
 pub(crate) trait Judge {
     /// Asked once there is a whole Open of this version whose side has a key as this one has, or none as this one has.
     /// With a key, the dialler has proved nothing yet.
-    fn admit(&mut self, open: &Open) -> Admission;
+    fn admit(&mut self, open: &Open) -> Answer;
     /// Asked for the verdict; with a key, after the dialler's proof. The hello compares, in the protocol's order.
     fn place(&mut self, open: &Open) -> Place;
 }
@@ -81,15 +82,13 @@ enum State {
 impl Listener {
     /// Waits for a hello.
     pub(crate) fn new(identity: &Identity) -> Self {
-        let mut inbox = Inbox::default();
-        inbox.expect(HEADER);
         Self {
             identity: identity.clone(),
             open_bytes: Vec::new(),
             reply_bytes: Vec::new(),
             message: None,
             state: State::Header,
-            inbox,
+            inbox: Inbox::new(),
             output: Vec::new(),
         }
     }
@@ -103,10 +102,7 @@ impl Listener {
     /// How many bytes it wants next; 0 once the hello is over. What follows on the connection is not the hello's, so
     /// never read more than this.
     pub(crate) fn needs(&self) -> usize {
-        match self.state {
-            State::Accepted | State::Dropped => 0,
-            _ => self.inbox.needs(),
-        }
+        self.inbox.needs()
     }
 
     /// Takes bytes that were read, at most [`needs`](Self::needs) of them. Errors: the connection is of no use; write
@@ -115,6 +111,7 @@ impl Listener {
         let result = self.read(bytes, judge);
         if result.is_err() {
             self.state = State::Dropped;
+            self.inbox.expect(0);
         }
         result
     }
@@ -129,14 +126,7 @@ impl Listener {
     }
 
     fn read(&mut self, bytes: &[u8], judge: &mut dyn Judge) -> Result<(), Dropped> {
-        if bytes.len() > self.needs() {
-            return Err(stranger(TOO_MUCH));
-        }
-        self.inbox.bytes.extend_from_slice(bytes);
-        if self.state == State::Header && !self.inbox.begins_with_magic() {
-            return Err(stranger(NOT_NUVEC));
-        }
-        if bytes.is_empty() || self.needs() > 0 {
+        if !self.inbox.take(bytes).map_err(stranger)? {
             return Ok(());
         }
         match self.state {
@@ -176,23 +166,22 @@ impl Listener {
             return Err(self.refuse(ReplyCode::Key, Rejection::Key, text));
         }
         match judge.admit(&message.open) {
-            Admission::Go => {}
-            Admission::NotYet => {
+            Answer::Go => {}
+            Answer::NotYet => {
                 return Err(self.refuse(
                     ReplyCode::NotYet,
                     Rejection::NotYet,
                     "names a run or group not known here yet",
                 ));
             }
-            Admission::Busy => {
+            Answer::Busy => {
                 return Err(self.refuse(ReplyCode::Busy, Rejection::Busy, "found no room for another connection"));
             }
         }
-        let mut nonce = [0; 32];
-        if let Err(e) = getrandom::fill(&mut nonce) {
-            let text = format!("cannot be answered: the system gave no random bytes: {e}");
-            return Err(self.refuse(ReplyCode::Busy, Rejection::Busy, text));
-        }
+        let nonce = nonce().map_err(|e| {
+            let text = format!("cannot be answered: {}", e.what());
+            self.refuse(ReplyCode::Busy, Rejection::Busy, text)
+        })?;
         self.reply_bytes = message::write_reply(ReplyCode::Go, self.identity.key.is_some(), &nonce);
         self.output.extend_from_slice(&self.reply_bytes);
         if self.identity.key.is_some() {
@@ -221,10 +210,8 @@ impl Listener {
     fn verdict(&mut self, judge: &mut dyn Judge) -> Result<(), Dropped> {
         let message = self.message.as_ref().ok_or_else(|| stranger(MALFORMED))?;
         let place = judge.place(&message.open);
-        let (code, refusal) = match self.check(message, &place) {
-            Ok(()) => (VerdictCode::Ok, None),
-            Err((code, rejection, text)) => (code, Some(self.dropped(rejection, text))),
-        };
+        let (code, text) = self.check(message, &place).err().unwrap_or((VerdictCode::Ok, String::new()));
+        let refusal = code.rejection().map(|rejection| self.dropped(rejection, text));
         let verdict = Verdict { code, size: place.size, connections: place.connections, rank: place.rank }.write();
         self.output.extend_from_slice(&verdict);
         if let Some(key) = &self.identity.key {
@@ -235,13 +222,14 @@ impl Listener {
             Some(refusal) => Err(refusal),
             None => {
                 self.state = State::Accepted;
+                self.inbox.expect(0);
                 Ok(())
             }
         }
     }
 
     /// The protocol's order: not me, name, size, k, session, taken.
-    fn check(&self, message: &OpenMessage, place: &Place) -> Result<(), (VerdictCode, Rejection, String)> {
+    fn check(&self, message: &OpenMessage, place: &Place) -> Result<(), (VerdictCode, String)> {
         let open = &message.open;
         let wrong_left = matches!(open.role, Role::Control | Role::Ring) && open.from != place.left;
         if open.to != place.rank || open.from == open.to || wrong_left || open.from.max(open.to) >= place.size {
@@ -256,14 +244,14 @@ impl Listener {
                 if open.group == 0 { "" } else { " in that group" },
                 place.left
             );
-            return Err((VerdictCode::NotMe, Rejection::NotMe, text));
+            return Err((VerdictCode::NotMe, text));
         }
         if message.name_tag != message::name_tag(&self.identity.name) {
             let text = format!("belongs to a group of another name, this rank's is {}", quoted(&self.identity.name));
-            return Err((VerdictCode::Name, Rejection::Name, text));
+            return Err((VerdictCode::Name, text));
         }
         if open.size != place.size {
-            return Err((VerdictCode::Size, Rejection::Size, size_text(open.size, place.size)));
+            return Err((VerdictCode::Size, size_text(open.size, place.size)));
         }
         let indices = match open.role {
             Role::Control | Role::Bootstrap => 1,
@@ -271,25 +259,25 @@ impl Listener {
         };
         if open.connections != place.connections {
             let text = connections_text(open.connections, place.connections);
-            return Err((VerdictCode::Connections, Rejection::Connections, text));
+            return Err((VerdictCode::Connections, text));
         }
         if open.index >= indices {
             let text = format!("asks for {} connection {}, and this rank has {indices}", open.role.name(), open.index);
-            return Err((VerdictCode::Connections, Rejection::Connections, text));
+            return Err((VerdictCode::Connections, text));
         }
         if open.session != place.session {
             let text = match open.session == [0; 16] {
                 true => "begins a new run, this rank is still in an earlier one",
                 false => "belongs to another run than this rank",
             };
-            return Err((VerdictCode::Session, Rejection::Session, text.into()));
+            return Err((VerdictCode::Session, text.into()));
         }
         if place.taken {
             let text = format!(
                 "asks for a connection that rank {0} already has; does another process run as rank {0}?",
                 open.from
             );
-            return Err((VerdictCode::Taken, Rejection::Taken, text));
+            return Err((VerdictCode::Taken, text));
         }
         Ok(())
     }

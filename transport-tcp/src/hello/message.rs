@@ -1,6 +1,7 @@
 //! The hello's messages as bytes. No state, no decisions.
 
 use blake3::Hash;
+use nuvec_transport::Rejection;
 
 use super::MAGIC;
 
@@ -22,29 +23,21 @@ pub(super) const HASH: usize = blake3::OUT_LEN;
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub(crate) enum Role {
     /// Control messages between ring neighbours.
-    Control,
+    Control = 1,
     /// One of the ring's data connections.
-    Ring,
+    Ring = 2,
     /// One stripe of a one-way stream between any two ranks.
-    P2p,
+    P2p = 3,
     /// RDMA's exchange of endpoints with rank 0.
-    Bootstrap,
+    Bootstrap = 4,
 }
 
 impl Role {
-    fn code(self) -> u8 {
-        match self {
-            Self::Control => 1,
-            Self::Ring => 2,
-            Self::P2p => 3,
-            Self::Bootstrap => 4,
-        }
-    }
-
     fn from_code(code: u8) -> Option<Self> {
-        [Self::Control, Self::Ring, Self::P2p, Self::Bootstrap].into_iter().find(|role| role.code() == code)
+        [Self::Control, Self::Ring, Self::P2p, Self::Bootstrap].into_iter().find(|role| *role as u8 == code)
     }
 
     /// The role as texts name it.
@@ -119,7 +112,7 @@ impl Header {
 pub(super) fn write_open(open: &Open, keyed: bool, name_tag: &[u8; 32], nonce: &[u8; 32]) -> Vec<u8> {
     let mut bytes = Header::write(OPEN);
     bytes.push(u8::from(keyed));
-    bytes.push(open.role.code());
+    bytes.push(open.role as u8);
     bytes.extend_from_slice(&open.index.to_le_bytes());
     bytes.extend_from_slice(&open.connections.to_le_bytes());
     bytes.extend_from_slice(&open.size.to_le_bytes());
@@ -154,38 +147,29 @@ pub(super) fn read_open(body: &[u8]) -> Option<OpenMessage> {
 
 /// Reply's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum ReplyCode {
-    Go,
-    Version,
-    Key,
-    NotYet,
-    Busy,
+    Go = 1,
+    Version = 2,
+    Key = 3,
+    NotYet = 4,
+    Busy = 5,
 }
 
 impl ReplyCode {
     const ALL: [Self; 5] = [Self::Go, Self::Version, Self::Key, Self::NotYet, Self::Busy];
 
-    fn code(self) -> u8 {
-        match self {
-            Self::Go => 1,
-            Self::Version => 2,
-            Self::Key => 3,
-            Self::NotYet => 4,
-            Self::Busy => 5,
-        }
-    }
-
     /// The code of a Reply of any version, without its header.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let code = *body.first()?;
-        Self::ALL.into_iter().find(|c| c.code() == code)
+        Self::ALL.into_iter().find(|c| *c as u8 == code)
     }
 }
 
 /// Reply as bytes.
 pub(super) fn write_reply(code: ReplyCode, keyed: bool, nonce: &[u8; 32]) -> Vec<u8> {
     let mut bytes = Header::write(REPLY);
-    bytes.push(code.code());
+    bytes.push(code as u8);
     bytes.push(u8::from(keyed));
     bytes.extend_from_slice(nonce);
     bytes
@@ -198,31 +182,33 @@ pub(super) fn reply_keyed(body: &[u8]) -> Option<bool> {
 
 /// Verdict's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub(super) enum VerdictCode {
-    Ok,
-    Size,
-    Connections,
-    NotMe,
-    Taken,
-    Name,
-    Session,
-    Key,
+    Ok = 1,
+    Size = 2,
+    Connections = 3,
+    NotMe = 4,
+    Taken = 5,
+    Name = 6,
+    Session = 7,
+    Key = 8,
 }
 
 impl VerdictCode {
     const ALL: [Self; 8] =
         [Self::Ok, Self::Size, Self::Connections, Self::NotMe, Self::Taken, Self::Name, Self::Session, Self::Key];
 
-    fn code(self) -> u8 {
+    /// The refusal that it is; `None` for none.
+    pub(super) fn rejection(self) -> Option<Rejection> {
         match self {
-            Self::Ok => 1,
-            Self::Size => 2,
-            Self::Connections => 3,
-            Self::NotMe => 4,
-            Self::Taken => 5,
-            Self::Name => 6,
-            Self::Session => 7,
-            Self::Key => 8,
+            Self::Ok => None,
+            Self::Size => Some(Rejection::Size),
+            Self::Connections => Some(Rejection::Connections),
+            Self::NotMe => Some(Rejection::NotMe),
+            Self::Taken => Some(Rejection::Taken),
+            Self::Name => Some(Rejection::Name),
+            Self::Session => Some(Rejection::Session),
+            Self::Key => Some(Rejection::Key),
         }
     }
 }
@@ -239,7 +225,7 @@ impl Verdict {
     /// The verdict as bytes.
     pub(super) fn write(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(VERDICT + HASH);
-        bytes.push(self.code.code());
+        bytes.push(self.code as u8);
         bytes.extend_from_slice(&self.size.to_le_bytes());
         bytes.extend_from_slice(&self.connections.to_le_bytes());
         bytes.extend_from_slice(&self.rank.to_le_bytes());
@@ -250,7 +236,7 @@ impl Verdict {
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let mut read = Read(bytes);
         let code = read.u8()?;
-        let code = VerdictCode::ALL.into_iter().find(|c| c.code() == code)?;
+        let code = VerdictCode::ALL.into_iter().find(|c| *c as u8 == code)?;
         Some(Self { code, size: read.u32()?, connections: read.u16()?, rank: read.u32()? })
     }
 }
@@ -288,38 +274,5 @@ impl Read<'_> {
 
     fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_le_bytes)
-    }
-}
-
-/// The bytes of the message that is being read, and how many it will have: never more than a header and [`LONGEST`].
-#[derive(Default)]
-pub(super) struct Inbox {
-    pub(super) bytes: Vec<u8>,
-    want: usize,
-}
-
-impl Inbox {
-    /// Begins a new message of `length` bytes.
-    pub(super) fn expect(&mut self, length: usize) {
-        self.bytes.clear();
-        self.want = 0;
-        self.expect_further(length);
-    }
-
-    /// Goes on with the message for another `length` bytes.
-    pub(super) fn expect_further(&mut self, length: usize) {
-        self.want += length.min(LONGEST);
-        self.bytes.reserve_exact(self.want - self.bytes.len());
-    }
-
-    /// How many bytes of it are missing.
-    pub(super) fn needs(&self) -> usize {
-        self.want - self.bytes.len()
-    }
-
-    /// Whether what has come so far of a header is magic. Asked at every byte, since a stranger may send fewer bytes
-    /// than a header has and wait for an answer.
-    pub(super) fn begins_with_magic(&self) -> bool {
-        self.bytes.iter().zip(&MAGIC).all(|(a, b)| a == b)
     }
 }

@@ -5,7 +5,8 @@ mod attacks;
 use nuvec_transport::Rejection;
 use proptest::prelude::*;
 
-use super::message::{self, HASH, HEADER, Inbox, LONGEST, OPEN, REPLY, ReplyCode, VERDICT, Verdict, VerdictCode};
+use super::inbox::Inbox;
+use super::message::{self, HASH, HEADER, LONGEST, OPEN, REPLY, ReplyCode, VERDICT, Verdict, VerdictCode};
 use super::*;
 
 const SECRET: &[u8] = b"correct horse battery staple 123";
@@ -32,19 +33,19 @@ fn place() -> Place {
 
 /// A judge who answers the same to everything, and counts how often it was asked for a verdict.
 struct Fixed {
-    admission: Admission,
+    admission: Answer,
     place: Place,
     verdicts: usize,
 }
 
 impl Fixed {
     fn new(place: Place) -> Self {
-        Self { admission: Admission::Go, place, verdicts: 0 }
+        Self { admission: Answer::Go, place, verdicts: 0 }
     }
 }
 
 impl Judge for Fixed {
-    fn admit(&mut self, _: &Open) -> Admission {
+    fn admit(&mut self, _: &Open) -> Answer {
         self.admission
     }
 
@@ -283,8 +284,8 @@ fn an_earlier_run_is_retried_by_a_dialler_that_forms_and_final_for_one_that_has_
 fn not_yet_and_busy_are_retried_and_ask_for_no_verdict() {
     for id in [identity(None), identity(key())] {
         for (admission, rejection, says_so) in [
-            (Admission::NotYet, Rejection::NotYet, "does not know this group yet"),
-            (Admission::Busy, Rejection::Busy, "no room"),
+            (Answer::NotYet, Rejection::NotYet, "does not know this group yet"),
+            (Answer::Busy, Rejection::Busy, "no room"),
         ] {
             let mut pair = Pair::new(&id, open(Role::P2p), &id, place());
             pair.judge.admission = admission;
@@ -463,7 +464,7 @@ fn a_key_here_and_none_there_is_refused_with_key_and_nothing_more() {
     for (dialler, listener) in [(None, key()), (key(), None)] {
         let (dialler, listener) = (identity(dialler), identity(listener));
         let mut pair = Pair::new(&dialler, open(Role::Control), &listener, place());
-        pair.judge.admission = Admission::NotYet;
+        pair.judge.admission = Answer::NotYet;
         pair.drive(|| usize::MAX);
         let (refused, dropped) = (pair.refused.clone().unwrap(), pair.dropped.clone().unwrap());
         assert_eq!((refused.rejection, refused.retry), (Rejection::Key, false), "key comes before not yet");

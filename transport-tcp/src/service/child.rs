@@ -9,7 +9,6 @@ use crate::channel::TcpChannel;
 use crate::dial::Dial;
 use crate::dials::Purpose;
 use crate::hello::Role;
-use crate::log::step;
 use crate::rings::Side;
 use crate::socket::Stream;
 
@@ -31,7 +30,7 @@ impl Service {
         match result {
             Ok(stream) => {
                 let peer = self.context.peer(right, index);
-                step!(self.context.options.verbose, "rank {}: connected to {peer} (ring {index})", self.context.rank);
+                self.context.step(format_args!("connected to {peer} (ring {index} of a new group)"));
                 self.rings.connected(group, Side::Right, index, TcpChannel::new(stream, peer));
             }
             Err(e) => {
@@ -46,7 +45,7 @@ impl Service {
         for group in self.rings.expired(now) {
             let unreached = self.dials.unreached(|purpose| purpose.is_ring_of(group), now);
             self.dials.cancel(|purpose| purpose.is_ring_of(group));
-            self.rings.time_out(group, &self.context, unreached, now);
+            self.rings.time_out(group, &self.context, unreached, self.listeners.shortage(), now);
         }
     }
 }

@@ -7,12 +7,10 @@ use nuvec_transport::{Error, Kind, RingLinks};
 use super::{End, LAST_WORDS, Service};
 use crate::cards::{Learned, Summary};
 use crate::channel::TcpChannel;
-use crate::context::Context;
 use crate::control::{FROM_LEFT, TO_RIGHT};
 use crate::dials::Purpose;
 use crate::forming::{Forming, with_notes};
 use crate::link::{Frame, FrameKind};
-use crate::log::step;
 
 const _: () = assert!(TO_RIGHT + FROM_LEFT == 1, "the other link is found by subtraction");
 
@@ -72,15 +70,19 @@ impl Service {
     /// Links have ended.
     pub(super) fn links_ended(&mut self, ended: Vec<(usize, Error)>, now: Instant) {
         for (link, why) in ended {
+            self.context.step(format_args!("{why}"));
             let why = why.with_rank(self.context.rank);
-            step!(self.context.options.verbose, "{why}");
+            if why.kind() == Kind::Mismatch {
+                // Others only see that the connections break; this is why.
+                tracing::warn!("{why}");
+            }
             self.control.tell_ended(link, &why, now);
             // A neighbour that needs nothing more of us may have formed, worked and left already.
             if let Phase::Forming(forming) = &self.phase
                 && !forming.complete()
             {
                 let what = format!("left before the group had formed: it {}", why.what());
-                self.fail(with_notes(why.with_what(what), self.refusals.text()), now);
+                self.fail(with_notes(why.with_what(what), self.refusals.text(self.context.rank)), now);
             }
         }
     }
@@ -105,7 +107,7 @@ impl Service {
             Phase::Forming(forming) if now >= forming.deadline => {
                 let unreached = self.dials.unreached(Purpose::is_to_right, now);
                 let error = forming.timed_out(&self.context, &self.control, unreached, &self.refusals, now);
-                self.fail(error, now);
+                self.fail(with_notes(error, self.listeners.shortage()), now);
             }
             _ => {}
         }
@@ -134,8 +136,7 @@ impl Service {
         }
         if let Phase::Settling { formed, .. } = std::mem::replace(&mut self.phase, Phase::Formed) {
             let seconds = now.saturating_duration_since(self.context.began).as_secs_f64();
-            let Context { rank, size, options, .. } = &*self.context;
-            step!(options.verbose, "rank {rank}: the group of {size} has formed in {seconds:.3} s");
+            self.context.step(format_args!("the group of {} has formed in {seconds:.3} s", self.context.size));
             // Whoever asked may have given up: then the fabric's end closes this thread too.
             let _ = self.reply.send(Ok(*formed));
         }

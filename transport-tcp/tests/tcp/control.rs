@@ -102,7 +102,30 @@ fn a_flood_that_is_read_is_no_failure() {
 }
 
 #[test]
-fn a_flush_ends_at_its_deadline_and_at_once_when_the_fabric_is_closed() {
+fn a_flush_to_a_rank_that_does_not_read_ends_at_its_deadline_and_says_so() {
+    let group = Group::new("127.0.0.1", 2, 1);
+    let notes = group.notes.clone();
+    let fabrics = group.form();
+    // Rank 1's handler waits for this, and its links with it.
+    let held = notes[1].told.lock().unwrap();
+    let began = Instant::now();
+    loop {
+        // Less than a link may keep, until the kernel takes no more of it.
+        say(&notes[0], (0..100).map(|_| (RIGHT, vec![1; MAX_CONTROL_MESSAGE])));
+        let (flush, patience) = (Instant::now(), Duration::from_millis(200));
+        if !fabrics[0].flush_control(Deadline::after(patience)) {
+            assert!((patience..PATIENCE / 2).contains(&flush.elapsed()), "{:?}", flush.elapsed());
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "the kernel takes everything");
+    }
+    drop(held);
+    assert!(fabrics[0].flush_control(soon()), "once it reads again, all arrives");
+    assert!(notes[0].told.lock().unwrap().ended.is_empty());
+}
+
+#[test]
+fn a_flush_ends_at_once_when_the_fabric_is_closed() {
     let fabrics = Group::new("127.0.0.1", 2, 1).form();
     assert!(fabrics[0].flush_control(soon()));
     fabrics[0].close(soon());

@@ -68,18 +68,19 @@ fn the_group_waits_as_long_as_its_most_patient_rank() {
 
 #[test]
 fn a_neighbour_that_starts_late_is_connected_to_as_soon_as_it_is_there() {
-    let ports = Ports::draw(2);
-    let nodes = ports.nodes("127.0.0.1");
-    let start = |rank: usize| {
+    let (own, late) = (listeners("127.0.0.1", 1), Reserved::new());
+    let nodes = [addresses("127.0.0.1", &own), vec![late.address()]];
+    let start = |rank: usize, listeners| {
         let nodes = nodes.clone();
         std::thread::spawn(move || {
-            connect(&nodes, rank, &Options::default().timeout(PATIENCE), Box::new(Notes::default()))
+            let options = Options::default().timeout(PATIENCE);
+            connect_with_listeners(listeners, &nodes, rank, &options, Box::new(Notes::default()))
         })
     };
-    let early = start(0);
+    let early = start(0, own);
     std::thread::sleep(Duration::from_millis(1500));
     let began = Instant::now();
-    let late = start(1).join().unwrap().unwrap();
+    let late = start(1, vec![late.listen()]).join().unwrap().unwrap();
     let early = early.join().unwrap().unwrap();
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
     check_ring(&[early, late]);
@@ -87,43 +88,26 @@ fn a_neighbour_that_starts_late_is_connected_to_as_soon_as_it_is_there() {
 
 #[test]
 fn a_group_restarts_at_once_on_the_same_ports() {
-    let ports = Ports::draw(2);
-    let nodes = ports.nodes("127.0.0.1");
+    let (mut fabrics, nodes) = connect_all(2, |_, nodes| nodes);
     for round in 0..50 {
-        let began = Instant::now();
-        let fabrics: Vec<_> = std::thread::scope(|scope| {
-            let rank = |rank| {
-                let nodes = &nodes;
-                let options = Options::default().timeout(PATIENCE);
-                scope.spawn(move || connect(nodes, rank, &options, Box::new(Notes::default())).unwrap())
-            };
-            let threads = [rank(0), rank(1)];
-            threads.map(|thread| thread.join().unwrap()).into()
-        });
         check_ring(&fabrics);
+        drop(fabrics);
+        let began = Instant::now();
+        fabrics = connect_on(2, |_| nodes.clone()).unwrap();
         assert!(began.elapsed() < Duration::from_secs(3), "round {round}: {:?}", began.elapsed());
     }
 }
 
 #[test]
 fn a_wildcard_of_ones_own_and_unroutable_ranks_that_are_no_neighbours_do_no_harm() {
-    let ports = Ports::draw(4);
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..4)
-            .map(|rank| {
-                let mut nodes = ports.nodes("127.0.0.1");
-                nodes[rank] = vec![Address::new("0.0.0.0", nodes[rank][0].port())];
-                nodes[(rank + 2) % 4] = vec![Address::new("198.51.100.1", 5000)];
-                scope.spawn(move || {
-                    let options = Options::default().timeout(PATIENCE);
-                    connect(&nodes, rank, &options, Box::new(Notes::default())).unwrap()
-                })
-            })
-            .collect();
-        let began = Instant::now();
-        check_ring(&threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>());
-        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    let began = Instant::now();
+    let (fabrics, _) = connect_all(4, |rank, mut nodes| {
+        nodes[rank] = vec![Address::new("0.0.0.0", nodes[rank][0].port())];
+        nodes[(rank + 2) % 4] = vec![Address::new("198.51.100.1", 5000)];
+        nodes
     });
+    check_ring(&fabrics);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }
 
 #[test]
@@ -134,6 +118,7 @@ fn a_port_that_is_taken_is_named_with_its_reason() {
     let line = e.to_string();
     assert_eq!((e.kind(), e.rank()), (Kind::Io, Some(0)), "{line}");
     assert!(line.contains(&nodes[0][0].to_string()) && line.contains("Address already in use"), "{line}");
+    assert!(line.ends_with("; is another process of rank 0, or another program, using it?"), "{line}");
 }
 
 #[test]
@@ -141,6 +126,7 @@ fn an_address_of_another_machine_cannot_be_listened_on() {
     let nodes = [vec![Address::new("192.0.2.77", 5000)], vec![Address::new("127.0.0.1", 5000)]];
     let e = connect(&nodes, 0, &Options::default(), Box::new(Notes::default())).unwrap_err();
     assert!(e.to_string().contains("cannot listen on 192.0.2.77:5000"), "{e}");
+    assert!(e.to_string().ends_with("use one of its own, or 0.0.0.0:5000; is it rank 0?"), "{e}");
     assert_eq!(e.kind(), Kind::Io);
 }
 

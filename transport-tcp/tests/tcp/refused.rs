@@ -49,7 +49,9 @@ fn check(ends: &(Error, Error), rejection: Rejection, dialler: &str, listener: &
     assert_eq!((ends.1.rank(), ends.1.peer().map(|p| p.rank)), (Some(0), Some(1)));
     assert!(intruder.contains(dialler), "{intruder}");
     assert_eq!((ends.0.kind(), ends.0.peer().map(|p| p.rank)), (Kind::TimedOut, Some(0)), "{victim}");
-    assert!(victim.contains("refused here: 127.0.0.1") && victim.contains(listener), "{victim}");
+    assert!(victim.contains("refused by rank 1: 127.0.0.1") && victim.contains(listener), "{victim}");
+    // The cause comes before what follows from it.
+    assert!(victim.find("refused by") < victim.find("did not answer"), "{victim}");
     for line in [victim, intruder] {
         assert!(!line.contains("correct horse") && !line.contains('\n'), "{line}");
     }
@@ -86,7 +88,7 @@ fn a_rank_that_takes_another_for_its_right_is_refused() {
         assert_eq!(e.kind(), Kind::Rejected(Rejection::NotMe), "{e}");
         assert!(e.to_string().contains("is rank 0 of 2 there, not rank 1 of 2"), "{e}");
         let victim = victim.join().unwrap().to_string();
-        assert!(victim.contains("refused here") && victim.contains("is rank 0 of 2 there"), "{victim}");
+        assert!(victim.contains("refused by rank 0") && victim.contains("is rank 0 of 2 there"), "{victim}");
     });
 }
 
@@ -98,6 +100,30 @@ fn a_key_here_and_none_there_or_another_is_refused_with_key_and_nothing_more() {
         let ends = intrude(victim, intruder, |_| {});
         check(&ends, Rejection::Key, "key", "key");
     }
+}
+
+#[test]
+fn strangers_without_the_key_are_one_line_whatever_rank_they_claim_and_come_after_a_rank_that_has_it() {
+    let (own, absent) = (listeners("127.0.0.1", 1), Reserved::new());
+    let nodes = [vec![absent.address()], addresses("127.0.0.1", &own)];
+    let short = keyed(SECRET).timeout(Duration::from_secs(3));
+    let intrude = |rank: usize, size: usize, options: &Options| {
+        let theirs = listeners("127.0.0.1", 1);
+        let mut their_nodes = vec![vec![absent.address()]; size];
+        their_nodes[rank] = addresses("127.0.0.1", &theirs);
+        their_nodes[rank + 1] = nodes[1].clone();
+        connect_with_listeners(theirs, &their_nodes, rank, options, handler()).map(drop).unwrap_err()
+    };
+    std::thread::scope(|scope| {
+        let victim = scope.spawn(|| connect_with_listeners(own, &nodes, 1, &short, handler()).map(drop).unwrap_err());
+        for rank in 0..10 {
+            assert_eq!(intrude(rank, 12, &options()).kind(), Kind::Rejected(Rejection::Key));
+        }
+        assert_eq!(intrude(0, 3, &keyed(SECRET)).kind(), Kind::Rejected(Rejection::Size));
+        let line = victim.join().unwrap().to_string();
+        assert!(line.contains("refused by rank 1: 127.0.0.1 (as rank 0) counts 3 ranks, "), "{line}");
+        assert!(line.contains(", 127.0.0.1 has another key, or none (10 times)"), "{line}");
+    });
 }
 
 #[test]
@@ -117,7 +143,7 @@ fn the_second_of_two_processes_with_one_rank_is_refused() {
         assert_eq!(twin.kind(), Kind::Rejected(Rejection::Taken), "{twin}");
         assert!(twin.to_string().contains("another process"), "{twin}");
         let told = errors.into_iter().flatten().map(|e| e.map(drop).unwrap_err().to_string());
-        assert!(told.into_iter().any(|line| line.contains("refused here: 127.0.0.1 (as rank 0)")));
+        assert!(told.into_iter().any(|line| line.contains("refused by rank 1: 127.0.0.1 (as rank 0)")));
     });
 }
 
@@ -286,7 +312,8 @@ fn ranks_that_would_choose_different_algorithms_do_not_form_and_each_says_why() 
     let errors = std::thread::scope(|scope| {
         let late = scope.spawn(move || {
             notes[0].wait("not connected", |told| !told.up.is_empty());
-            connect_with_listeners(late, &nodes, 2, &options().agreement(7), handler()).map(drop)
+            let handler = Box::new(Notes { agreement: 7, ..Notes::default() });
+            connect_with_listeners(late, &nodes, 2, &options(), handler).map(drop)
         });
         let mut errors: Vec<_> = group.connect().into_iter().flatten().map(|result| result.map(drop)).collect();
         errors.push(late.join().unwrap());
@@ -317,7 +344,7 @@ fn a_hello_of_another_version_is_answered_and_reported() {
         other.read_to_end(&mut reply).unwrap();
         assert_eq!((&reply[..16], reply.len()), (&hello[..16], 54));
         let e = victim.join().unwrap();
-        assert!(e.to_string().contains("refused here: 127.0.0.1 speaks version 9"), "{e}");
+        assert!(e.to_string().contains("refused by rank 1: 127.0.0.1 speaks version 9"), "{e}");
     });
 }
 

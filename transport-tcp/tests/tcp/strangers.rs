@@ -2,8 +2,10 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+use nuvec_transport::Kind;
 use nuvec_transport_tcp::{Options, connect_with_listeners};
 
 use crate::support::*;
@@ -138,6 +140,59 @@ fn a_process_without_descriptors_waits_for_some_without_spinning_and_forms_then(
             let first = connect_with_listeners(late, &nodes, 0, &options, Box::new(Notes::default())).unwrap();
             check_ring(&[first, other.join().unwrap()]);
         });
+    });
+}
+
+/// Leaves this process no more than `count` descriptors beyond those that it has.
+fn leave_descriptors(count: u64) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64;
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(next + count), maximum }).unwrap();
+}
+
+#[test]
+fn strangers_give_descriptors_back_that_the_process_needs_for_its_group() {
+    alone("strangers::strangers_give_descriptors_back_that_the_process_needs_for_its_group", || {
+        let mut group = Group::new("127.0.0.1", 2, 1);
+        let late = group.listeners[0].take().unwrap();
+        let (nodes, target, notes) = (group.nodes.clone(), group.nodes[1][0].port(), group.notes[1].clone());
+        let strangers: Vec<_> = (0..100).map(|_| TcpStream::connect(("127.0.0.1", target)).unwrap()).collect();
+        leave_descriptors(26);
+        std::thread::scope(|scope| {
+            let other = scope.spawn(move || group.connect().swap_remove(1).unwrap().unwrap());
+            notes.wait("no tick", |told| told.ticks > 0);
+            let began = Instant::now();
+            let options = Options::default().timeout(PATIENCE);
+            let first = connect_with_listeners(late, &nodes, 0, &options, Box::new(Notes::default())).unwrap();
+            assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+            check_ring(&[first, other.join().unwrap()]);
+        });
+        drop(strangers);
+    });
+}
+
+#[test]
+fn a_rank_without_descriptors_says_at_once_that_it_is_its_own_want() {
+    alone("strangers::a_rank_without_descriptors_says_at_once_that_it_is_its_own_want", || {
+        let absent = Reserved::new();
+        let mut lines = Vec::new();
+        for free in 0.. {
+            let own = listeners("127.0.0.1", 1);
+            let nodes = [addresses("127.0.0.1", &own), vec![absent.address()]];
+            leave_descriptors(free);
+            let began = Instant::now();
+            let options = Options::default().timeout(Duration::from_millis(1500));
+            let e = connect_with_listeners(own, &nodes, 0, &options, Box::new(Notes::default())).unwrap_err();
+            leave_descriptors(100);
+            if e.kind() == Kind::TimedOut {
+                break;
+            }
+            assert_eq!((e.kind(), e.rank(), e.peer()), (Kind::Exhausted, Some(0), None), "{e}");
+            assert!(began.elapsed() < Duration::from_secs(1) && e.to_string().contains("ulimit -n"), "{e}");
+            lines.push(e.to_string());
+        }
+        assert!(lines.iter().any(|line| line.contains("no descriptor is left to connect to rank 1 (")), "{lines:?}");
     });
 }
 

@@ -1,13 +1,13 @@
 //! Ranks as threads, with a handler that remembers what it was told.
 
 use std::net::TcpListener;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use nuvec_transport::{
-    Channel, ControlHandler, Deadline, Error, GroupId, LinkId, Outbox, Peer, Receiver, Result, Sender, wait_any,
-};
-use nuvec_transport_tcp::{Address, Options, TcpChannel, TcpFabric, connect_with_listeners};
+pub(crate) use nuvec_transport::conformance::{recv_all, send_all};
+use nuvec_transport::{Channel, ControlHandler, Deadline, Error, GroupId, LinkId, Outbox, Peer, Result, Sender};
+use nuvec_transport_tcp::{Address, Options, TcpChannel, TcpFabric, connect, connect_with_listeners};
 
 /// The longest that any wait of these tests lasts.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -30,6 +30,8 @@ pub(crate) struct Notes {
     pub(crate) told: Arc<Mutex<Told>>,
     /// As collectives do: tells both neighbours that forming failed; passes that on, and fails with it.
     pub(crate) outspoken: bool,
+    /// What must be the same on every rank.
+    pub(crate) agreement: u32,
 }
 
 impl Notes {
@@ -50,6 +52,10 @@ impl Notes {
 }
 
 impl ControlHandler for Notes {
+    fn begin(&mut self, _: usize, _: &[Peer], _: Duration) -> u32 {
+        self.agreement
+    }
+
     fn link_up(&mut self, link: LinkId, peer: &Peer, _: Duration, out: &mut Outbox) {
         self.note(out, |told| told.up.push((link, peer.rank)));
     }
@@ -76,10 +82,6 @@ impl ControlHandler for Notes {
 
     fn tick(&mut self, _: Duration, out: &mut Outbox) {
         self.note(out, |told| told.ticks += 1);
-    }
-
-    fn tick_interval(&self) -> Duration {
-        Duration::from_secs(1)
     }
 }
 
@@ -159,32 +161,6 @@ impl Group {
     }
 }
 
-/// Sends all of `data`.
-pub(crate) fn send_all(tx: &mut impl Sender, data: &[u8]) -> Result<()> {
-    let deadline = Deadline::after(PATIENCE);
-    let mut sent = 0;
-    while sent < data.len() {
-        match tx.try_send(&[std::io::IoSlice::new(&data[sent..])])? {
-            0 => assert!(wait_any(&[tx.park()], deadline)?, "no room"),
-            n => sent += n,
-        }
-    }
-    Ok(())
-}
-
-/// Receives `len` bytes.
-pub(crate) fn recv_all(rx: &mut impl Receiver, len: usize) -> Result<Vec<u8>> {
-    let deadline = Deadline::after(PATIENCE);
-    let (mut data, mut got) = (vec![0; len], 0);
-    while got < len {
-        match rx.try_recv(&mut data[got..])? {
-            0 => assert!(wait_any(&[rx.park()], deadline)?, "nothing came"),
-            n => got += n,
-        }
-    }
-    Ok(data)
-}
-
 /// Sends a byte over every ring connection of every rank, in both directions, and checks where it arrives.
 pub(crate) fn check_ring(fabrics: &[TcpFabric]) {
     use nuvec_transport::Fabric;
@@ -223,28 +199,44 @@ pub(crate) fn soon() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
-/// Ports below the system's ephemeral range that nothing listened on when they were drawn. Held apart from those that
-/// other tests of this process drew.
-pub(crate) struct Ports(Vec<u16>);
-
-impl Ports {
-    pub(crate) fn draw(count: usize) -> Self {
-        static NEXT: std::sync::OnceLock<Mutex<u32>> = std::sync::OnceLock::new();
-        let mut next = NEXT.get_or_init(|| Mutex::new(std::process::id().wrapping_mul(7919))).lock().unwrap();
-        let mut ports = Vec::new();
-        while ports.len() < count {
-            *next = next.wrapping_add(1);
-            let port = 10_000 + (*next % 20_000) as u16;
-            if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-                ports.push(port);
-            }
+/// Has every rank bind and connect by itself, as ranks of their own processes do, on ports outside the system's ephemeral
+/// range; `nodes` makes a rank's list from the right one. Starts again on others while somebody else has one of them.
+/// The fabrics, and the right list.
+pub(crate) fn connect_all(
+    size: usize,
+    nodes: impl Fn(usize, Vec<Vec<Address>>) -> Vec<Vec<Address>> + Sync,
+) -> (Vec<TcpFabric>, Vec<Vec<Address>>) {
+    static NEXT: OnceLock<AtomicU32> = OnceLock::new();
+    let next = NEXT.get_or_init(|| AtomicU32::new(std::process::id().wrapping_mul(7919)));
+    for _ in 0..20 {
+        let port = || 10_000 + (next.fetch_add(1, Ordering::Relaxed) % 20_000) as u16;
+        let right: Vec<_> = (0..size).map(|_| vec![Address::new("127.0.0.1", port())]).collect();
+        match connect_on(size, |rank| nodes(rank, right.clone())) {
+            Ok(fabrics) => return (fabrics, right),
+            Err(e) if e.errno() == Some(rustix::io::Errno::ADDRINUSE.raw_os_error()) => {}
+            Err(e) => panic!("{e}"),
         }
-        Self(ports)
     }
+    panic!("every port that was tried is taken");
+}
 
-    /// One rank per port.
-    pub(crate) fn nodes(&self, host: &str) -> Vec<Vec<Address>> {
-        self.0.iter().map(|port| vec![Address::new(host, *port)]).collect()
+/// Connects every rank with its own list, each on its own thread: all of them, or the first error to blame.
+pub(crate) fn connect_on(size: usize, nodes: impl Fn(usize) -> Vec<Vec<Address>> + Sync) -> Result<Vec<TcpFabric>> {
+    let options = Options::default().timeout(PATIENCE);
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let rank = |rank| {
+            let (nodes, options) = (&nodes, &options);
+            scope.spawn(move || connect(&nodes(rank), rank, options, Box::new(Notes::default())))
+        };
+        let threads: Vec<_> = (0..size).map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let (fabrics, mut errors): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+    // Who could not listen is why the others did not find it.
+    errors.sort_by_key(|result| result.as_ref().is_err_and(|e| e.call() != Some("bind")));
+    match errors.into_iter().next() {
+        Some(error) => error.map(|_| Vec::new()),
+        None => fabrics.into_iter().collect(),
     }
 }
 
@@ -254,6 +246,12 @@ pub(crate) struct Reserved(socket2::Socket);
 impl Reserved {
     pub(crate) fn new() -> Self {
         Self::at("127.0.0.1:0".parse().unwrap())
+    }
+
+    /// Begins to listen there.
+    pub(crate) fn listen(self) -> TcpListener {
+        self.0.listen(16).unwrap();
+        self.0.into()
     }
 
     fn at(address: std::net::SocketAddr) -> Self {

@@ -63,7 +63,7 @@ pub(super) fn watch(run: &Run<'_>, mut ranks: Ranks, out: &mut (dyn Write + Send
     console.line(&watch.heading());
     console.progress(0, 0, "joining the ring".into());
     let start = Instant::now();
-    let stall = run.options.timeout + STALL;
+    let stall = run.options.timeout() + STALL;
     let (mut last, mut leave) = (start, start + run.options.deadline);
     while !ranks.all_ended() && !watch.port_taken {
         if let Some(event) = ranks.next(Duration::from_millis(200)) {
@@ -134,7 +134,9 @@ impl Watch<'_> {
             }
             Some(Message::Row(row)) => self.rows.push(row),
             Some(Message::Done) => standing.done = true,
-            Some(Message::Looping | Message::Error(_)) | None => console.rank_line(number, self.run.size, &text),
+            Some(Message::Looping | Message::Round(_) | Message::Error(_)) | None => {
+                console.rank_line(number, self.run.size, &text)
+            }
         }
     }
 
@@ -207,32 +209,12 @@ impl Watch<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-    use std::process::Command;
-
     use super::super::Options;
+    use super::super::tests::watched;
     use super::*;
 
-    /// Watches ranks that are shell scripts.
     fn check(options: &Options, scripts: &[&str]) -> (End, String) {
-        let commands = scripts.iter().enumerate().map(|(rank, script)| {
-            let mut command = Command::new("sh");
-            command.args(["-c", script]).env("RANK", rank.to_string());
-            command
-        });
-        let run = Run {
-            options,
-            program: Path::new("sh"),
-            placement: None,
-            seed: 7,
-            key: None,
-            folder: None,
-            numbers: (0..scripts.len()).collect(),
-            size: scripts.len(),
-        };
-        let mut out = Vec::new();
-        let end = watch(&run, Ranks::start(commands).unwrap(), &mut out).unwrap();
-        (end, String::from_utf8(out).unwrap())
+        watched(watch, options, scripts)
     }
 
     const GOOD: &str = "echo @plan 1 2; echo @case a/b/1; echo hello; echo @done";

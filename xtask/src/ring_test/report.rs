@@ -19,6 +19,8 @@ pub(crate) enum Message {
     Row(Row),
     /// `@looping`: the endless loop runs.
     Looping,
+    /// `@round N`: so many of the endless loop's calls are done, and their results were right.
+    Round(u64),
     /// `@error {…}`: the endless loop ended with an error, and so did the call after it.
     Error(LoopError),
     /// `@done`: all checks ran.
@@ -74,6 +76,7 @@ pub(crate) fn parse(line: &[u8]) -> Option<Message> {
             })
         }
         "looping" => Message::Looping,
+        "round" => Message::Round(rest.parse().ok()?),
         "error" => {
             let value = value()?;
             Message::Error(LoopError {
@@ -179,6 +182,7 @@ mod tests {
         assert_eq!(parse(b"@case all_sum/float32/7"), Some(Message::Case("all_sum/float32/7".into())));
         assert_eq!(parse(b"@done"), Some(Message::Done));
         assert_eq!(parse(b"@looping"), Some(Message::Looping));
+        assert_eq!(parse(b"@round 12"), Some(Message::Round(12)));
         let fail = Message::Fail { case: "a/b".into(), text: "element 3: \"x\"".into() };
         assert_eq!(parse(br#"@fail {"case":"a/b","text":"element 3: \"x\""}"#), Some(fail));
         let row = Row { operation: "all_gather".into(), bytes: 8, latency_us: 2.5 };
@@ -186,7 +190,9 @@ mod tests {
         let error = LoopError { at_us: 1, text: "t".into(), again_us: 2, again: "a".into() };
         let line = br#"@error {"at_us":1,"text":"t","again_us":2,"again":"a"}"#;
         assert_eq!(parse(line), Some(Message::Error(error)));
-        for other in [&b"hello"[..], b"@", b"@plan 1", b"@error {", b"@rowing", b"x @done", b"@\xff", b"@row {}"] {
+        for other in
+            [&b"hello"[..], b"@", b"@plan 1", b"@error {", b"@rowing", b"@round", b"x @done", b"@\xff", b"@row {}"]
+        {
             assert_eq!(parse(other), None, "{}", String::from_utf8_lossy(other));
         }
     }

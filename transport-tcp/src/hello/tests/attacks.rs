@@ -301,8 +301,7 @@ proptest! {
 
 #[test]
 fn a_message_is_never_given_more_room_than_the_longest_has() {
-    let mut inbox = Inbox::default();
-    inbox.expect(HEADER);
+    let mut inbox = Inbox::new();
     inbox.expect_further(usize::from(u16::MAX));
     assert_eq!(inbox.needs(), HEADER + LONGEST);
     assert!(inbox.bytes.capacity() <= 2 * (HEADER + LONGEST));
