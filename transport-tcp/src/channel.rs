@@ -60,10 +60,10 @@ impl TcpChannel {
     }
 }
 
-/// Whether `stream` begins as the native wire does; `None` while nothing has come.
+/// Whether `stream` begins as the native wire does; `None` while nothing has come, or if it ended before.
 pub(crate) fn begins_native(stream: &Stream) -> io::Result<Option<bool>> {
     let mut first = [0; MAGIC.len()];
-    Ok(stream.peek(&mut first)?.map(|n| first[..n] == MAGIC))
+    Ok(stream.peek(&mut first)?.filter(|&n| n > 0).map(|n| first[..n] == MAGIC))
 }
 
 /// The error of a peer that speaks the native wire to a rank that speaks MLX's.

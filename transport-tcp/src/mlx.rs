@@ -32,7 +32,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// `nodes` holds the addresses of each rank, equally many for every rank: that many connections join two neighbours. Only
 /// the neighbours are known to be there on return, and nothing but the addresses tells who they are: there is no key, and
-/// `options`' name and agreement are not exchanged. Blocks for `options.timeout` at the longest. A ring of one rank opens
+/// `options`' name is not exchanged. Blocks for `options.timeout` at the longest. A ring of one rank opens
 /// no socket. The listeners are closed on return.
 ///
 /// Errors: [`Kind::Misuse`] for a list that can be no ring; [`Kind::Unsupported`] for a key; [`Kind::Io`] or
