@@ -167,7 +167,7 @@ impl Options {
             return Err("--transport rdma comes with the RDMA transport, which this version does not have".into());
         }
         if self.wire == Wire::Mlx {
-            return Err("--wire mlx is not in this version yet: --wire native is".into());
+            return Err("--wire mlx is not checked by ring-test yet: --wire native is".into());
         }
         match self.key.as_deref() {
             Some("") if self.hostfile.is_some() => {
@@ -488,7 +488,7 @@ mod tests {
         assert!(options.validate().unwrap_err().contains("RDMA transport"));
         options.transport = Transport::Tcp;
         options.wire = Wire::Mlx;
-        assert!(options.validate().unwrap_err().contains("not in this version yet"));
+        assert!(options.validate().unwrap_err().contains("not checked by ring-test yet"));
         options.wire = Wire::Native;
         options.kill = Some(4);
         assert!(options.validate().unwrap_err().contains("--kill 4: with 4 ranks they are 0 to 3"));
