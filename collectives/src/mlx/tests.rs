@@ -1,3 +1,5 @@
+//! Rings of our own ranks in memory, against a step-by-step reference of what MLX does.
+
 use std::thread;
 
 use nuvec_transport::memory::{MemoryChannel, pair_of};
