@@ -138,10 +138,15 @@ impl<F: Fabric> Communicator<F> {
     }
 
     /// The group of all ranks of `fabric`, which stands already and whose control messages `control` handles. Takes the
-    /// fabric's ring. Errors: the ring was taken before; no descriptors are left.
+    /// fabric's channels. Errors: they were taken before; no descriptors are left.
     pub fn new(fabric: F, control: Control, options: Options) -> Result<Self> {
         let members = (0..fabric.size()).collect();
-        let ring = if fabric.size() > 1 { Some(fabric.ring()?) } else { None };
+        let ring = if fabric.size() > 1 {
+            let mesh = || Error::new(Kind::Unsupported, "the transport connects a mesh, not a ring");
+            Some(fabric.links()?.into_ring().ok_or_else(mesh)?)
+        } else {
+            None
+        };
         let wake = Wake::new().map_err(|e| {
             // The others have formed with this rank: they are told why it is not there.
             let e = control.fail(GroupId::ROOT, &control.join(GroupId::ROOT), e.with_rank(fabric.rank()));

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use nuvec_transport::{Deadline, Error, Fabric, GroupId, Kind, Peer, Result, RingLinks, Wake};
+use nuvec_transport::{Deadline, Error, Fabric, GroupId, Kind, Links, Peer, Result, RingLinks, Wake};
 use parking_lot::Mutex;
 
 use crate::cards::Summary;
@@ -132,8 +132,9 @@ impl Fabric for TcpFabric {
         self.summary.min_cores
     }
 
-    fn ring(&self) -> Result<RingLinks<TcpChannel>> {
-        self.ring.lock().take().ok_or_else(|| self.context.error(Kind::Misuse, "the ring was taken before"))
+    fn links(&self) -> Result<Links<TcpChannel>> {
+        let taken = || self.context.error(Kind::Misuse, "the ring was taken before");
+        self.ring.lock().take().map(Links::Ring).ok_or_else(taken)
     }
 
     fn open_ring(&self, group: GroupId, right: usize, left: usize, wake: &Arc<Wake>, deadline: Deadline) {

@@ -48,7 +48,7 @@
 //!             let fabric =
 //!                 connect_with_listeners(vec![listener], nodes, rank, &options, Box::new(Silent)).unwrap();
 //!
-//!             let mut ring = fabric.ring().unwrap();
+//!             let mut ring = fabric.links().unwrap().into_ring().unwrap();
 //!             let (mut to_right, _) = ring.right.remove(0).split();
 //!             let (_, mut from_left) = ring.left.remove(0).split();
 //!             // A channel without room takes 0 bytes; a new one has room for one.

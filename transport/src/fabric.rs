@@ -1,4 +1,4 @@
-//! [`Fabric`]: what a group of ranks needs beside its ring, and [`ControlHandler`]: who reads its control messages.
+//! [`Fabric`]: what a group of ranks runs on, and [`ControlHandler`]: who reads its control messages.
 //!
 //! The seam between a transport and the group that runs on it. A transport carries control messages and understands
 //! none; the handler decides what they mean and knows neither socket nor clock. So a simulation can stand in for either.
@@ -71,23 +71,43 @@ pub struct RingLinks<C> {
     pub left: Vec<C>,
 }
 
-/// A formed set of ranks that can talk: the ring's channels, one-way streams between any two ranks, and control.
+/// How the ranks of a group are connected. What a fabric gives decides which algorithms run over it, so every rank of a
+/// group gets the same kind.
+#[derive(Debug)]
+pub enum Links<C> {
+    /// Each rank with its two neighbours.
+    Ring(RingLinks<C>),
+    /// Each rank with every other: one channel to each, in rank order, this rank's own left out.
+    Mesh(Vec<C>),
+}
+
+impl<C> Links<C> {
+    /// The ring's channels; `None` of a mesh.
+    pub fn into_ring(self) -> Option<RingLinks<C>> {
+        match self {
+            Self::Ring(ring) => Some(ring),
+            Self::Mesh(_) => None,
+        }
+    }
+}
+
+/// A formed set of ranks that can talk: the channels of a ring or a mesh, one-way streams between any two ranks, and control.
 ///
 /// Ranks here are the root group's. Nothing blocks except [`flush_control`](Fabric::flush_control) and
 /// [`close`](Fabric::close), both within their deadline.
 pub trait Fabric: Send + Sync + 'static {
-    /// The ring's channels.
+    /// A ring's, or a mesh's, channel.
     type Channel: Channel<Sender = Self::Sender, Receiver = Self::Receiver> + 'static;
-    /// The sending end of a stream, and of a ring's channel.
+    /// The sending end of a stream, and of a channel.
     type Sender: Sender + 'static;
-    /// The receiving end of a stream, and of a ring's channel.
+    /// The receiving end of a stream, and of a channel.
     type Receiver: Receiver + 'static;
 
     /// This process's rank.
     fn rank(&self) -> usize;
     /// The number of ranks.
     fn size(&self) -> usize;
-    /// The number of connections per neighbour, and of stripes per stream.
+    /// The number of connections per neighbour in a ring, and of stripes per stream.
     fn connections(&self) -> usize;
     /// A rank, with the address by which it is known here.
     fn peer(&self, rank: usize) -> Peer;
@@ -96,12 +116,13 @@ pub trait Fabric: Send + Sync + 'static {
     /// The smallest number of processors that any rank announced when the ring formed.
     fn min_cores(&self) -> usize;
 
-    /// Takes the root group's ring. Errors: it was taken before.
-    fn ring(&self) -> Result<RingLinks<Self::Channel>>;
+    /// Takes the root group's channels. Errors: they were taken before.
+    fn links(&self) -> Result<Links<Self::Channel>>;
 
     /// Begins to open the ring of `group`, a group of some of the ranks, in which `right` and `left` are this rank's
     /// neighbours (the same rank in a group of two). Both neighbours do the same. `wake` rings when
-    /// [`ring_opened`](Fabric::ring_opened) has the result. The attempt ends by `deadline`.
+    /// [`ring_opened`](Fabric::ring_opened) has the result. The attempt ends by `deadline`. A fabric that connects
+    /// no further groups has [`Kind::Unsupported`](crate::Kind::Unsupported) for a result.
     fn open_ring(&self, group: GroupId, right: usize, left: usize, wake: &Arc<Wake>, deadline: Deadline);
     /// The ring that [`open_ring`](Fabric::open_ring) began, once it is there or has failed.
     fn ring_opened(&self, group: GroupId) -> Option<Result<RingLinks<Self::Channel>>>;

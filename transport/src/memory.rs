@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::{
-    Channel, ControlHandler, Deadline, Error, Fabric, GroupId, Kind, LinkId, Outbox, Park, Peer, Receiver, Result,
-    RingLinks, Sender, Wake,
+    Channel, ControlHandler, Deadline, Error, Fabric, GroupId, Kind, LinkId, Links, Outbox, Park, Peer, Receiver,
+    Result, RingLinks, Sender, Wake,
 };
 
 /// One direction: bytes in flight, at most `capacity`.
@@ -179,7 +179,7 @@ enum Letter {
 
 struct Rank {
     handler: Option<Box<dyn ControlHandler>>,
-    ring: Option<RingLinks<MemoryChannel>>,
+    links: Option<Links<MemoryChannel>>,
     streams: HashMap<(GroupId, usize), Vec<MemoryReceiver>>,
     opened: HashMap<(GroupId, usize), Vec<MemorySender>>,
     wakes: HashMap<GroupId, Arc<Wake>>,
@@ -223,7 +223,7 @@ pub fn network(
         handler.begin(rank, &peers, timeout);
         Mutex::new(Rank {
             handler: Some(handler),
-            ring: Some(RingLinks { right, left }),
+            links: Some(Links::Ring(RingLinks { right, left })),
             streams: HashMap::new(),
             opened: HashMap::new(),
             wakes: HashMap::new(),
@@ -310,9 +310,9 @@ impl Fabric for MemoryFabric {
         1
     }
 
-    fn ring(&self) -> Result<RingLinks<MemoryChannel>> {
-        let taken = || Error::new(Kind::Misuse, "the ring was taken before").with_rank(self.rank);
-        self.network.ranks[self.rank].lock().ring.take().ok_or_else(taken)
+    fn links(&self) -> Result<Links<MemoryChannel>> {
+        let taken = || Error::new(Kind::Misuse, "the channels were taken before").with_rank(self.rank);
+        self.network.ranks[self.rank].lock().links.take().ok_or_else(taken)
     }
 
     fn open_ring(&self, group: GroupId, right: usize, _left: usize, wake: &Arc<Wake>, _deadline: Deadline) {

@@ -102,7 +102,7 @@ fn closing_ends_within_its_time_and_twice_is_once() {
 #[test]
 fn a_neighbours_ring_goes_on_after_the_end_of_a_rank_that_is_done() {
     let mut fabrics = Group::new("127.0.0.1", 3, 1).form();
-    let rings: Vec<_> = fabrics.iter().map(|fabric| fabric.ring().unwrap()).collect();
+    let rings: Vec<_> = fabrics.iter().map(|fabric| fabric.links().unwrap().into_ring().unwrap()).collect();
     let mut rings = rings.into_iter().map(|mut ring| (ring.right.remove(0), ring.left.remove(0)));
     let (first, second, third) = (rings.next().unwrap(), rings.next().unwrap(), rings.next().unwrap());
     // Rank 0 sends its last bytes and leaves.

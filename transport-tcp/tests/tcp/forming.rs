@@ -52,9 +52,9 @@ fn a_group_of_one_is_there_at_once_and_has_no_peers() {
     let fabric = connect(&nodes, 0, &Options::default(), Box::new(Notes::default())).unwrap();
     assert_eq!((fabric.rank(), fabric.size(), fabric.connections()), (0, 1, 2));
     assert!(fabric.min_cores() >= 1 && fabric.flush_control(soon()));
-    let ring = fabric.ring().unwrap();
+    let ring = fabric.links().unwrap().into_ring().unwrap();
     assert!(ring.right.is_empty() && ring.left.is_empty());
-    assert_eq!(fabric.ring().unwrap_err().kind(), Kind::Misuse);
+    assert_eq!(fabric.links().unwrap_err().kind(), Kind::Misuse);
 }
 
 #[test]

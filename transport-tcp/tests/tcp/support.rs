@@ -165,7 +165,7 @@ impl Group {
 pub(crate) fn check_ring(fabrics: &[TcpFabric]) {
     use nuvec_transport::Fabric;
     let n = fabrics.len();
-    let rings: Vec<_> = fabrics.iter().map(|fabric| fabric.ring().unwrap()).collect();
+    let rings: Vec<_> = fabrics.iter().map(|fabric| fabric.links().unwrap().into_ring().unwrap()).collect();
     let mut halves: Vec<_> = rings
         .into_iter()
         .map(|ring| {
