@@ -1,0 +1,3 @@
+//! Channels over RDMA queue pairs.
+
+mod link;
