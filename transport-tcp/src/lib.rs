@@ -65,6 +65,7 @@
 
 mod address;
 mod admission;
+pub mod bootstrap;
 mod cards;
 mod channel;
 mod connect;
