@@ -34,6 +34,10 @@ pub(crate) enum Algorithm {
     Ring = 1,
     /// Everybody's data both ways round the ring.
     BothWays = 2,
+    /// Over a mesh, each rank's data to every other.
+    Direct = 3,
+    /// Over a mesh, to each rank its block, or from it, or both.
+    Blocks = 4,
 }
 
 /// One call of a collective: what all ranks must agree about.
@@ -225,6 +229,8 @@ mod tests {
             Call { reduction: Some((Reduction::Sum, DType::I32)), ..call },
             Call { reduction: None, ..call },
             Call { algorithm: Algorithm::BothWays, ..call },
+            Call { algorithm: Algorithm::Direct, ..call },
+            Call { algorithm: Algorithm::Blocks, ..call },
             Call { root: 1, ..call },
         ];
         for other in others {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nuvec_transport::{Channel, ControlHandler, Deadline, Error, Fabric, GroupId, Kind, Result, RingLinks, Wake};
+use nuvec_transport::{Channel, ControlHandler, Deadline, Error, Fabric, GroupId, Kind, Links, Result, Wake};
 use parking_lot::Mutex;
 
 use crate::call::{Algorithm, Call, Doing, Operation};
@@ -12,10 +12,10 @@ use crate::control::{Control, GroupState, RankStatus};
 use crate::counters::{Counters, Counts};
 use crate::drive::{Team, drive};
 use crate::inquiry::GRACE;
-use crate::lane::Reducer;
 use crate::p2p;
 use crate::plan::{self, Place};
 use crate::reduce::{NanRule, kernel};
+use crate::stream::Reducer;
 use crate::streams::Streams;
 use crate::workers::Workers;
 use crate::{DType, Reduction};
@@ -95,6 +95,8 @@ pub struct Communicator<F: Fabric> {
     pub(crate) id: GroupId,
     pub(crate) group: Arc<GroupState>,
     pub(crate) place: Place,
+    /// Whether every two ranks have a channel; otherwise they stand in a ring.
+    pub(crate) mesh: bool,
     /// Every member's rank among all, by its rank in this group.
     pub(crate) members: Vec<usize>,
     pub(crate) options: Options,
@@ -106,7 +108,8 @@ pub struct Communicator<F: Fabric> {
 
 /// What an operation uses, under the group's lock.
 pub(crate) struct Inner<F: Fabric> {
-    /// The halves of each lane: of each connection the lane that sends to the right, then the one to the left.
+    /// The halves of each lane of a ring: of each connection the lane that sends to the right, then the one to the left.
+    /// Of a mesh the channels to rank + 1, rank + 2, … modulo size.
     pub(crate) lanes: Vec<(F::Sender, F::Receiver)>,
     pub(crate) streams: Streams<F>,
     /// The last collective's number.
@@ -141,12 +144,7 @@ impl<F: Fabric> Communicator<F> {
     /// fabric's channels. Errors: they were taken before; no descriptors are left.
     pub fn new(fabric: F, control: Control, options: Options) -> Result<Self> {
         let members = (0..fabric.size()).collect();
-        let ring = if fabric.size() > 1 {
-            let mesh = || Error::new(Kind::Unsupported, "the transport connects a mesh, not a ring");
-            Some(fabric.links()?.into_ring().ok_or_else(mesh)?)
-        } else {
-            None
-        };
+        let links = if fabric.size() > 1 { Some(fabric.links()?) } else { None };
         let wake = Wake::new().map_err(|e| {
             // The others have formed with this rank: they are told why it is not there.
             let e = control.fail(GroupId::ROOT, &control.join(GroupId::ROOT), e.with_rank(fabric.rank()));
@@ -154,26 +152,36 @@ impl<F: Fabric> Communicator<F> {
             e
         })?;
         let wake = Arc::new(wake);
-        Ok(Self::join(Arc::new(fabric), control, GroupId::ROOT, members, ring, wake, options))
+        Ok(Self::join(Arc::new(fabric), control, GroupId::ROOT, members, links, wake, options))
     }
 
-    /// This rank's part of a group whose ring stands.
+    /// This rank's part of a group whose connections stand.
     pub(crate) fn join(
         fabric: Arc<F>,
         control: Control,
         id: GroupId,
         members: Vec<usize>,
-        ring: Option<RingLinks<F::Channel>>,
+        links: Option<Links<F::Channel>>,
         wake: Arc<Wake>,
         options: Options,
     ) -> Self {
         let rank = members.iter().position(|&m| m == fabric.rank()).unwrap_or_default();
         let place = Place { rank, size: members.len() };
-        let connections = ring.into_iter().flat_map(|ring| ring.right.into_iter().zip(ring.left));
-        let lanes = connections.flat_map(|(right, left)| {
-            let ((tx_right, rx_right), (tx_left, rx_left)) = (right.split(), left.split());
-            [(tx_right, rx_left), (tx_left, rx_right)]
-        });
+        let mesh = matches!(links, Some(Links::Mesh(_)));
+        let lanes = match links {
+            Some(Links::Ring(ring)) => {
+                let lanes = |(right, left): (F::Channel, F::Channel)| {
+                    let ((tx_right, rx_right), (tx_left, rx_left)) = (right.split(), left.split());
+                    [(tx_right, rx_left), (tx_left, rx_right)]
+                };
+                ring.right.into_iter().zip(ring.left).flat_map(lanes).collect()
+            }
+            Some(Links::Mesh(mut channels)) => {
+                channels.rotate_left(rank);
+                channels.into_iter().map(Channel::split).collect()
+            }
+            None => Vec::new(),
+        };
         let group = control.join(id);
         group.watch(&wake);
         fabric.accept(id, &wake);
@@ -182,7 +190,7 @@ impl<F: Fabric> Communicator<F> {
             n => n,
         };
         let inner = Inner {
-            lanes: lanes.collect(),
+            lanes,
             streams: Streams::new(fabric.clone(), id),
             sequence: 0,
             wake,
@@ -191,7 +199,8 @@ impl<F: Fabric> Communicator<F> {
         };
         let (process, epoch) = (std::process::id(), Instant::now());
         let counters = Counters::default();
-        Self { fabric, control, id, group, place, members, options, process, epoch, counters, inner: Mutex::new(inner) }
+        let inner = Mutex::new(inner);
+        Self { fabric, control, id, group, place, mesh, members, options, process, epoch, counters, inner }
     }
 
     /// This process's rank, below [`size`](Self::size).
@@ -218,6 +227,9 @@ impl<F: Fabric> Communicator<F> {
             Call { reduction: Some((reduction, dtype)), algorithm, ..self.call(Operation::AllReduce, data.len()) };
         self.whole_elements(&call, data.len(), width)?;
         let reducer = Reducer { kernel: kernel(dtype, reduction, NanRule::Propagate), width };
+        if self.mesh {
+            return self.all_reduce_in_mesh(call, data, reducer);
+        }
         self.operate(call, |inner, call| {
             if !short {
                 let plans = plan::all_reduce(self.place, data.len() / width, width, self.lanes(data.len()));
@@ -225,11 +237,7 @@ impl<F: Fabric> Communicator<F> {
             }
             let mut scratch = std::mem::take(&mut inner.scratch);
             let blocks = self.gather_both_ways(inner, call, data, &mut scratch)?;
-            let (first, others) = blocks.split_at(data.len());
-            data.copy_from_slice(first);
-            if !data.is_empty() {
-                others.chunks_exact(data.len()).for_each(|block| (reducer.kernel)(data, block));
-            }
+            reducer.fold(blocks, data);
             inner.scratch = scratch;
             Ok(())
         })
@@ -252,6 +260,9 @@ impl<F: Fabric> Communicator<F> {
         let short = b <= SHORT;
         let algorithm = if short { Algorithm::BothWays } else { Algorithm::Ring };
         let call = Call { algorithm, ..self.call(Operation::AllGather, b) };
+        if self.mesh {
+            return self.gather_in_mesh(inner, call, input, output);
+        }
         self.operate_in(inner, call, |inner, call| {
             if short {
                 let mut scratch = std::mem::take(&mut inner.scratch);
@@ -273,6 +284,9 @@ impl<F: Fabric> Communicator<F> {
         let call = Call { reduction: Some((reduction, dtype)), ..self.call(Operation::ReduceScatter, data.len()) };
         self.whole_elements(&call, data.len(), width * self.place.size)?;
         let reducer = Reducer { kernel: kernel(dtype, reduction, NanRule::Propagate), width };
+        if self.mesh {
+            return self.reduce_scatter_in_mesh(call, data, reducer);
+        }
         let elements = data.len() / width / self.place.size;
         self.operate(call, |inner, call| {
             let plans = plan::reduce_scatter(self.place, elements, width, self.lanes(data.len()));
@@ -287,6 +301,9 @@ impl<F: Fabric> Communicator<F> {
         if root >= self.place.size {
             return Err(self.misuse(call.name(), format!("there is no rank {root} in a group of {}", self.place.size)));
         }
+        if self.mesh {
+            return self.broadcast_in_mesh(call, root, data);
+        }
         self.operate(call, |inner, call| {
             let plans = plan::broadcast(self.place, root, data.len(), self.lanes(data.len()));
             self.run(inner, call, plans, data, None)
@@ -296,6 +313,9 @@ impl<F: Fabric> Communicator<F> {
     /// Returns once every rank has called it. Errors: see [`Communicator`].
     pub fn barrier(&self) -> Result<()> {
         let call = Call { algorithm: Algorithm::BothWays, ..self.call(Operation::Barrier, 1) };
+        if self.mesh {
+            return self.barrier_in_mesh(call);
+        }
         self.operate(call, |inner, call| {
             let mut scratch = std::mem::take(&mut inner.scratch);
             self.gather_both_ways(inner, call, &[1], &mut scratch)?;

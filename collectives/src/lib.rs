@@ -4,8 +4,9 @@
 //! [`Control`] handles. [`MlxRing`] is the other one: a rank among MLX's own. Below them, each its own room:
 //!
 //! - [`plan`]: which bytes a lane moves in which step; pure arithmetic.
-//! - `engine`: the one rule that says what may be sent now; cursors only.
-//! - `drive`: runs lanes over channel halves, waits, gives up at a deadline.
+//! - `engine`: the one rule that says what may be sent now; cursors only. Of a mesh, `mesh::engine`.
+//! - `stream`: one channel in one call: the header, then bytes copied or reduced into their place.
+//! - `drive`: runs lanes, or a mesh's exchange, over channel halves, waits, gives up at a deadline.
 //! - [`reduce`]: the reductions of the fourteen [`DType`]s, on bytes.
 //! - `control`: who failed first, told to every rank; a state machine without clock and I/O.
 //!
@@ -20,12 +21,14 @@ mod dtype;
 mod engine;
 mod inquiry;
 mod lane;
+mod mesh;
 mod mlx;
 mod operation;
 mod p2p;
 pub mod plan;
 pub mod reduce;
 mod split;
+mod stream;
 mod streams;
 mod workers;
 

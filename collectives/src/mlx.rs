@@ -12,11 +12,12 @@ use crate::call::{Doing, Operation};
 use crate::control::{CallStatus, Control, GroupState, RankState, RankStatus};
 use crate::counters::{Counters, Counts};
 use crate::drive::{Limits, Team, Watch, drive};
-use crate::lane::{self, Reducer};
+use crate::lane;
 use crate::operation;
 use crate::p2p;
 use crate::plan::{self, Direction, LanePlan, Place};
 use crate::reduce::{NanRule, kernel};
+use crate::stream::Reducer;
 use crate::workers::Workers;
 use crate::{DType, Options, Reduction};
 

@@ -10,8 +10,9 @@ use crate::communicator::{Communicator, Inner};
 use crate::control::GroupState;
 use crate::drive::{Limits, Watch};
 use crate::inquiry::{GRACE, Inquiry};
-use crate::lane::{Reducer, lanes};
+use crate::lane::lanes;
 use crate::plan::{self, LanePlan, Place};
+use crate::stream::Reducer;
 
 /// A lane is worth its overhead from this many bytes on.
 const LANE_BYTES: usize = 32 << 10;

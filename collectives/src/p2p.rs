@@ -9,7 +9,7 @@ use std::io::IoSlice;
 use nuvec_transport::{Error, Kind, Park, Receiver, Result, Sender};
 
 use crate::drive::{Awaited, SENT_NOTHING, TOOK_NOTHING, Task};
-use crate::lane::MAX_IO;
+use crate::stream::MAX_IO;
 
 /// The header's length in bytes.
 const HEADER: usize = 16;

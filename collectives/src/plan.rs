@@ -3,7 +3,9 @@
 //! A *lane* is one byte stream to one neighbour and one from the other, on one connection. Its part of the data is cut
 //! into *segments*. A ring collective is a rotation: in step *s* a lane sends the segment that it received in step
 //! *s−1* (see `engine`). Everything here follows from values that all ranks share, so all ranks make the same
-//! plan.
+//! plan. What there is of this where every two ranks have a channel is in [`mesh`].
+
+pub mod mesh;
 
 use std::ops::Range;
 

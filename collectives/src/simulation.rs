@@ -1,6 +1,7 @@
 //! Whole rings in one thread: every plan over channels that hold one byte, its lanes moved in any order.
 
 mod faults;
+mod mesh;
 
 use nuvec_transport::memory::{MemoryReceiver, MemorySender, pair_of};
 use nuvec_transport::{Channel, GroupId};
@@ -8,9 +9,10 @@ use proptest::prelude::*;
 
 use crate::call::{Algorithm, Call, Operation};
 use crate::drive::Task;
-use crate::lane::{Lane, Reducer};
+use crate::lane::Lane;
 use crate::plan::{self, LanePlan, Place};
 use crate::reduce::{NanRule, kernel};
+use crate::stream::Reducer;
 use crate::{DType, Reduction};
 
 /// A small reproducible source of choices (a linear congruential generator's upper bits).
@@ -83,18 +85,27 @@ fn run(
         }
     }
     let mut choices = Choices(seed);
-    let mut idle = 0;
-    while lanes.iter().any(|l| !l.done()) {
+    play(&mut lanes, |lanes| {
         let pick = choices.below(lanes.len());
+        let mut moved = false;
         // Some lanes are moved several times in a row, so that ranks drift apart.
         for _ in 0..=choices.below(8) {
-            match !lanes[pick].done() && lanes[pick].step().map_err(|e| e.to_string())? {
-                true => idle = 0,
-                false => idle += 1,
-            }
+            moved |= !lanes[pick].done() && lanes[pick].step()?;
         }
-        if idle > 200 * lanes.len() {
-            let moved: Vec<_> = lanes.iter_mut().map(|l| l.step()).collect();
+        Ok(moved)
+    })
+}
+
+/// Has `some` move some of `tasks` until all are at their end. An error says so when nothing moves any more.
+fn play<T: Task>(
+    tasks: &mut [T],
+    mut some: impl FnMut(&mut [T]) -> nuvec_transport::Result<bool>,
+) -> Result<(), String> {
+    let mut idle = 0;
+    while tasks.iter().any(|t| !t.done()) {
+        idle = if some(tasks).map_err(|e| e.to_string())? { 0 } else { idle + 1 };
+        if idle > 50 * tasks.len() {
+            let moved: Vec<_> = tasks.iter_mut().map(|t| t.step()).collect();
             if moved.iter().all(|m| matches!(m, Ok(false))) {
                 return Err("deadlock".into());
             }

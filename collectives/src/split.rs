@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use nuvec_transport::{Deadline, Error, Fabric, GroupId, Kind, Result, RingLinks, Wake, wait_any};
+use nuvec_transport::{Deadline, Error, Fabric, GroupId, Kind, Links, Result, RingLinks, Wake, wait_any};
 
 use crate::communicator::{Communicator, Inner};
 
@@ -15,7 +15,8 @@ impl<F: Fabric> Communicator<F> {
     /// each other in any order; a failure of one does not touch the other.
     ///
     /// Blocks until all ranks of this group have their part. Errors: see [`Communicator`]; and if one rank cannot connect
-    /// its part, every rank's call fails with that rank's reason, and this group lives on.
+    /// its part, every rank's call fails with that rank's reason, and this group lives on; [`Kind::Unsupported`] if the
+    /// transport connects no further groups, which a mesh's does not.
     pub fn split(&self, color: i32, key: i32) -> Result<Self> {
         let mut inner = self.begin()?;
         let mine = [color.to_le_bytes(), key.to_le_bytes()].concat();
@@ -37,10 +38,11 @@ impl<F: Fabric> Communicator<F> {
         let agreed = self.agree(&mut inner, &ring);
         if let Err(e) = agreed.and(ring.as_ref().map(drop).map_err(Error::clone)) {
             self.fabric.leave(id);
-            return Err(e);
+            // What a transport cannot do, no rank can: its own words say more than the first rank's.
+            return Err(ring.err().filter(|own| own.kind() == Kind::Unsupported).unwrap_or(e));
         }
         let (fabric, control) = (self.fabric.clone(), self.control.clone());
-        Ok(Self::join(fabric, control, id, members, ring?, wake, self.options))
+        Ok(Self::join(fabric, control, id, members, ring?.map(Links::Ring), wake, self.options))
     }
 
     /// Connects the new group's ring; a group of one has none.

@@ -161,6 +161,10 @@ impl Drop for MemoryReceiver {
 /// A network of ranks in one process.
 struct Network {
     ranks: Vec<Mutex<Rank>>,
+    /// Of each rank, by its link's number: the rank at the other end, and that rank's link.
+    routes: Vec<Vec<(usize, LinkId)>>,
+    /// Whether every two ranks have a channel.
+    mesh: bool,
     capacity: usize,
     connections: usize,
     timeout: Duration,
@@ -208,7 +212,6 @@ pub fn network(
     timeout: Duration,
 ) -> Vec<MemoryFabric> {
     let n = handlers.len();
-    let peers: Vec<_> = (0..n).map(peer_of).collect();
     let mut lefts: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
     let mut rights: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
     for (rank, right) in rights.iter_mut().enumerate() {
@@ -219,11 +222,58 @@ pub fn network(
             lefts[next].push(b);
         }
     }
-    let ranks = handlers.into_iter().zip(rights).zip(lefts).enumerate().map(|(rank, ((mut handler, right), left))| {
+    let links = rights.into_iter().zip(lefts).map(|(right, left)| Links::Ring(RingLinks { right, left })).collect();
+    // To the right, then to the left.
+    let routes = (0..n).map(|rank| vec![((rank + 1) % n, LinkId(1)), ((rank + n - 1) % n, LinkId(0))]).collect();
+    form(handlers, links, routes, Shape { mesh: false, connections, capacity, timeout })
+}
+
+/// Forms a group of `handlers.len()` ranks (at least two) with a channel between every two, each direction holding
+/// `capacity` bytes, and operations that wait for `timeout` without progress. The control links are rank 0's with each
+/// other rank. It opens no further groups.
+pub fn mesh(handlers: Vec<Box<dyn ControlHandler>>, capacity: usize, timeout: Duration) -> Vec<MemoryFabric> {
+    let n = handlers.len();
+    let links = mesh_channels(n, capacity).into_iter().map(Links::Mesh).collect();
+    let route = |rank: usize| match rank {
+        0 => (1..n).map(|to| (to, LinkId(0))).collect(),
+        _ => vec![(0, LinkId(rank as u32 - 1))],
+    };
+    form(handlers, links, (0..n).map(route).collect(), Shape { mesh: true, connections: 1, capacity, timeout })
+}
+
+/// Every rank's channels to each of the others of `n`, in rank order.
+pub fn mesh_channels(n: usize, capacity: usize) -> Vec<Vec<MemoryChannel>> {
+    let mut channels: Vec<Vec<MemoryChannel>> = (0..n).map(|_| Vec::new()).collect();
+    // Each rank's first with the ranks below it, then with those above.
+    for (a, b) in (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b))) {
+        let (mine, theirs) = pair_of(capacity, a, b);
+        channels[a].push(mine);
+        channels[b].push(theirs);
+    }
+    channels
+}
+
+/// What all ranks of a network have in common.
+struct Shape {
+    mesh: bool,
+    connections: usize,
+    capacity: usize,
+    timeout: Duration,
+}
+
+fn form(
+    handlers: Vec<Box<dyn ControlHandler>>,
+    links: Vec<Links<MemoryChannel>>,
+    routes: Vec<Vec<(usize, LinkId)>>,
+    Shape { mesh, connections, capacity, timeout }: Shape,
+) -> Vec<MemoryFabric> {
+    let n = handlers.len();
+    let peers: Vec<_> = (0..n).map(peer_of).collect();
+    let ranks = handlers.into_iter().zip(links).enumerate().map(|(rank, (mut handler, links))| {
         handler.begin(rank, &peers, timeout);
         Mutex::new(Rank {
             handler: Some(handler),
-            links: Some(Links::Ring(RingLinks { right, left })),
+            links: Some(links),
             streams: HashMap::new(),
             opened: HashMap::new(),
             wakes: HashMap::new(),
@@ -232,6 +282,8 @@ pub fn network(
     });
     let network = Arc::new(Network {
         ranks: ranks.collect(),
+        routes,
+        mesh,
         capacity,
         connections,
         timeout,
@@ -241,15 +293,13 @@ pub fn network(
     });
     for rank in 0..n {
         network.call(rank, |handler, now, out| {
-            handler.link_up(RIGHT, &peer_of((rank + 1) % n), now, out);
-            handler.link_up(LEFT, &peer_of((rank + n - 1) % n), now, out);
+            for (link, &(to, _)) in network.routes[rank].iter().enumerate() {
+                handler.link_up(LinkId(link as u32), &peer_of(to), now, out);
+            }
         });
     }
     (0..n).map(|rank| MemoryFabric { network: network.clone(), rank }).collect()
 }
-
-const RIGHT: LinkId = LinkId(0);
-const LEFT: LinkId = LinkId(1);
 
 impl Network {
     /// Calls a rank's handler and delivers what it sends, and what that brings about.
@@ -258,10 +308,9 @@ impl Network {
         if let Some(handler) = self.ranks[rank].lock().handler.as_deref_mut() {
             f(handler, self.start.elapsed(), &mut out);
         }
-        let n = self.ranks.len();
         let mut mail = self.mail.lock();
         for (link, message) in out.messages {
-            let (to, at) = if link == RIGHT { ((rank + 1) % n, LEFT) } else { ((rank + n - 1) % n, RIGHT) };
+            let (to, at) = self.routes[rank][link.0 as usize];
             mail.push_back((to, at, Letter::Message(message)));
         }
     }
@@ -316,7 +365,10 @@ impl Fabric for MemoryFabric {
     }
 
     fn open_ring(&self, group: GroupId, right: usize, _left: usize, wake: &Arc<Wake>, _deadline: Deadline) {
-        let Network { ranks, capacity, connections, .. } = &*self.network;
+        let Network { ranks, capacity, connections, mesh, .. } = &*self.network;
+        if *mesh {
+            return wake.notify();
+        }
         let pairs = (0..*connections).map(|_| pair_of(*capacity, self.rank, right));
         let (mine, theirs): (Vec<_>, Vec<_>) = pairs.unzip();
         let empty = || PartRing { right: None, left: None, wake: None };
@@ -335,6 +387,10 @@ impl Fabric for MemoryFabric {
     }
 
     fn ring_opened(&self, group: GroupId) -> Option<Result<RingLinks<MemoryChannel>>> {
+        if self.network.mesh {
+            let what = "a mesh cannot be split";
+            return Some(Err(Error::new(Kind::Unsupported, what).with_rank(self.rank)));
+        }
         let mut rank = self.network.ranks[self.rank].lock();
         let ring = rank.rings.get_mut(&group).filter(|ring| ring.right.is_some() && ring.left.is_some())?;
         let links = ring.right.take().zip(ring.left.take()).map(|(right, left)| Ok(RingLinks { right, left }));
@@ -367,7 +423,7 @@ impl Fabric for MemoryFabric {
     }
 
     fn kick(&self) {
-        self.network.mail.lock().push_back((self.rank, RIGHT, Letter::Tick));
+        self.network.mail.lock().push_back((self.rank, LinkId(0), Letter::Tick));
         self.network.deliver();
     }
 
@@ -377,13 +433,10 @@ impl Fabric for MemoryFabric {
     }
 
     fn close(&self, _deadline: Deadline) {
-        let n = self.network.ranks.len();
         let was_open = self.network.ranks[self.rank].lock().handler.take().is_some();
-        if was_open && n > 1 {
-            let mut mail = self.network.mail.lock();
-            mail.push_back(((self.rank + 1) % n, LEFT, Letter::Ended));
-            mail.push_back(((self.rank + n - 1) % n, RIGHT, Letter::Ended));
-            drop(mail);
+        if was_open {
+            let ended = self.network.routes[self.rank].iter().map(|&(to, link)| (to, link, Letter::Ended));
+            self.network.mail.lock().extend(ended);
             self.network.deliver();
         }
     }
