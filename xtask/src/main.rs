@@ -5,11 +5,13 @@
 
 mod cargo;
 mod ci;
+mod codegen;
 mod console;
 mod launch;
 mod namespaces;
 mod ports;
 mod ranks;
+mod rdma_vm;
 mod ring_test;
 mod test;
 mod tidy;
@@ -35,10 +37,14 @@ enum Commands {
     RingTest(Box<ring_test::Options>),
     /// Start N ranks of any program on this machine with MLX's launch environment
     Launch(launch::Options),
+    /// Run a command, or the RDMA tests, in a virtual machine that has Soft-RoCE devices
+    RdmaVm(rdma_vm::Options),
     /// Run every test that passes on this machine, and say what the ones left out need
     Test(test::Options),
     /// Check the rules that the workspace's text must keep (ARCHITECTURE.md's invariants)
     Tidy(tidy::Options),
+    /// Generate the bindings to rdma-core's verbs.h, or check that the committed ones fit this machine's
+    Codegen(codegen::Options),
     /// Run what a change must pass: formatting, clippy, documentation, tidy, then `test --all`
     Ci,
 }
@@ -47,8 +53,10 @@ fn main() -> ExitCode {
     let done = match Cli::parse().command {
         Commands::RingTest(options) => ring_test::main(&options),
         Commands::Launch(options) => return launch::main(&options),
+        Commands::RdmaVm(options) => return rdma_vm::main(&options),
         Commands::Test(options) => test::main(&options),
         Commands::Tidy(options) => tidy::main(&options),
+        Commands::Codegen(options) => codegen::main(&options),
         Commands::Ci => ci::main(),
     };
     match done {

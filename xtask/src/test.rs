@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-use crate::{Result, cargo, launch, namespaces, ring_test};
+use crate::{Result, cargo, launch, namespaces, rdma_vm, ring_test};
 
 /// Options of `test`.
 #[derive(Debug, Clone, Copy, Default, Args)]
@@ -101,6 +101,10 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             None => captured(|out| namespaces::ring_test(rank, out)),
         });
     }
+    part("RDMA in a virtual machine", &mut || match rdma_vm::missing() {
+        Some(needs) => Ok(Outcome::Skipped(needs)),
+        None => captured(rdma_vm::tests),
+    });
     println!("took {:.0} s", start.elapsed().as_secs_f64());
     if options.all && tally.skipped > 0 {
         println!("--all: what was left out counts as a failure");
