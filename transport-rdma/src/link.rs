@@ -35,7 +35,9 @@
 //! the sender's care: while it has unacknowledged data, or data and no credit, and nothing changes for `ask_after`, it
 //! asks with a control message which the peer answers at once. Asking rather than resending keeps a peer that is merely
 //! slow from being flooded with data that it has no receives for. `ask_limit` questions without progress are an error.
-//! There is nothing to time on the receiving side, and an idle link is silent.
+//! There is nothing to time on the receiving side, and an idle link is silent. An endpoint must poll now and then even if
+//! none of its own time-outs is due, since its peer may ask; and what it allows for questions in all must be
+//! more than the longest time for which a live process does not poll.
 //!
 //! **RC** uses the same frames. The device resends; a completed send frees its slot, and a gap is an error.
 
@@ -50,7 +52,7 @@ use std::time::Duration;
 
 pub(crate) use fault::Fault;
 pub(crate) use header::HEADER;
-pub(crate) use receiving::{Bytes, Take};
+pub(crate) use receiving::Take;
 pub(crate) use sending::Room;
 
 use header::{Header, flags};

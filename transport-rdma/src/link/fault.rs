@@ -42,7 +42,7 @@ pub(crate) enum Fault {
     },
     /// The device, or the endpoint, named a slot that is not where it should be.
     Slot {
-        /// What was said of it.
+        /// What was said of it: "a send from".
         what: &'static str,
         /// Its index.
         slot: usize,
@@ -70,7 +70,7 @@ impl fmt::Display for Fault {
                 )
             }
             Self::Slot { what, slot } => {
-                write!(f, "is reached by a device that {what} slot {slot}, which was not posted")
+                write!(f, "has a queue pair for which {what} slot {slot} was reported, where none was under way")
             }
         }
     }

@@ -111,7 +111,7 @@ impl Receiving {
     pub(super) fn arrived(&self, slot: usize) -> Result<(), Fault> {
         match self.slots.get(slot) {
             Some(Slot::Posted) => Ok(()),
-            _ => Err(Fault::Slot { what: "filled receive", slot }),
+            _ => Err(Fault::Slot { what: "a message in", slot }),
         }
     }
 
@@ -123,11 +123,8 @@ impl Receiving {
         if header.sequence > self.announced - u64::from(!control) {
             return broken("the number of a message beyond its credit", self.announced);
         }
-        if self.reliable && !control && header.sequence != self.expected {
+        if self.reliable && header.sequence != self.expected {
             return broken("the number of a message on a reliable connection", self.expected);
-        }
-        if self.reliable && control && header.sequence != self.expected {
-            return broken("the count of messages on a reliable connection", self.expected);
         }
         if self.ended && header.sequence > self.expected - u64::from(!control) {
             return broken("the number of a message after the end of the stream", self.expected);
@@ -170,7 +167,7 @@ impl Receiving {
 
     pub(super) fn give_back(&mut self, slot: usize) -> Result<(), Fault> {
         if self.slots.get(slot) != Some(&Slot::Taken) {
-            return Err(Fault::Slot { what: "gave back", slot });
+            return Err(Fault::Slot { what: "the return of", slot });
         }
         self.recycle(slot, true);
         Ok(())

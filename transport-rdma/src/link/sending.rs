@@ -50,7 +50,7 @@ pub(super) struct Sending {
     /// Messages that have a slot.
     staged: u64,
     /// How many messages may ever be sent.
-    limit: u64,
+    pub(super) limit: u64,
     /// Room is given out: in a new message (`true`), or in the last staged one, which then must not be posted.
     writing: Option<bool>,
     finished: bool,
@@ -219,10 +219,10 @@ impl Sending {
         let posted = match self.slots.get_mut(slot) {
             Some(data) => &mut data.posted,
             None if slot == control => &mut self.control_posted,
-            None => return Err(Fault::Slot { what: "sent", slot }),
+            None => return Err(Fault::Slot { what: "a send from", slot }),
         };
         if !std::mem::replace(posted, false) {
-            return Err(Fault::Slot { what: "sent", slot });
+            return Err(Fault::Slot { what: "a send from", slot });
         }
         self.free();
         self.arm(now);
