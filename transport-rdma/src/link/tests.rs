@@ -54,6 +54,9 @@ fn without_loss_nothing_is_sent_again_and_every_message_finds_a_receive() {
     for reliable in [true, false] {
         run_all(300, reliable, &Faults::default());
         run_all(100, reliable, &Faults { reluctant: true, ..Faults::default() });
+        for bytes in 0..100 {
+            run_all(3, reliable, &Faults { stops: Some(bytes), ..Faults::default() });
+        }
         // Nor does anybody ever wait for a time-out.
         run_all(300, reliable, &Faults { frozen: true, ..Faults::default() });
         run_all(100, reliable, &Faults { frozen: true, reluctant: true, ..Faults::default() });
@@ -70,6 +73,7 @@ fn every_byte_arrives_once_and_in_order_whatever_the_wire_does() {
         }
     }
     run_all(60, false, &Faults { loss: 100, reluctant: true, ..base.clone() });
+    run_all(60, false, &Faults { loss: 100, stops: Some(50), ..base.clone() });
     run_all(60, false, &Faults { late: true, stalls: 20, ..base });
 }
 

@@ -50,6 +50,8 @@ pub(super) struct Faults {
     pub(super) stalls: usize,
     /// No time ever passes.
     pub(super) frozen: bool,
+    /// End 1 stops reading once it has so many bytes.
+    pub(super) stops: Option<usize>,
     /// Nobody reads while anything else can happen.
     pub(super) reluctant: bool,
 }
@@ -211,7 +213,7 @@ impl Network {
             self.ends[end].stalled = self.random.below(60);
         }
         match self.random.below(7) {
-            0 => self.write(end),
+            0 => self.write(end)?,
             1 if !self.faults.reluctant || !self.busy() => self.read(end)?,
             2 => self.complete(end)?,
             3 => self.deliver(end)?,
@@ -233,10 +235,13 @@ impl Network {
         self.wires.iter().any(|wire| !wire.is_empty()) || self.ends.iter().any(busy)
     }
 
-    fn write(&mut self, from: usize) {
+    fn write(&mut self, from: usize) -> Result<(), Failure> {
         let (now, end) = (self.now, &mut self.ends[from]);
         // The copy happens between the two calls; other things may, too.
         match end.room.take() {
+            Some(room) if end.in_flight.contains(&room.slot) => {
+                return rule("the room is in a slot that the device owns");
+            }
             Some(room) => {
                 let left = (end.write - end.written).min(room.len);
                 let n = if self.random.chance(50) { 0 } else { (1 + self.random.below(room.len)).min(left) };
@@ -253,12 +258,18 @@ impl Network {
             }
             None => {}
         }
+        Ok(())
     }
 
     fn read(&mut self, to: usize) -> Result<(), Failure> {
         let end = &mut self.ends[to];
+        let stopped = to == 1 && end.taken.is_none() && self.faults.stops.is_some_and(|bytes| end.read >= bytes);
+        if stopped {
+            end.link.stop_receiving();
+        }
         if end.taken.is_none() {
             match end.link.take() {
+                Take::End if stopped => end.ended = true,
                 Take::Bytes(bytes) => end.taken = Some((bytes, 0)),
                 Take::End if end.read == end.readable => end.ended = true,
                 Take::End => return rule(format!("the stream ends after {} of {} bytes", end.read, end.readable)),
