@@ -1,6 +1,6 @@
-//! The protocol of one queue pair: a full-duplex, ordered byte stream over messages of bounded length into receives that
-//! were posted beforehand. A state machine without clock, I/O or verbs: time is an argument, memory is named by slot, and
-//! the endpoint does what the machine says.
+//! The protocol of one queue pair: a full-duplex, ordered byte stream over messages of bounded length into receives
+//! that were posted beforehand. A state machine without clock, I/O or verbs: time is an argument, memory is named by
+//! slot, and the endpoint does what the machine says.
 //!
 //! ```text
 //! endpoint                                   link
@@ -12,32 +12,33 @@
 //! take, read where it lies, give_back        the peer's stream, one message at a time
 //! next_timeout, tick                         when to ask a silent peer (UC only)
 //! ```
-//! After each `received`, `completed`, `wrote`, `give_back` and `tick` the endpoint runs its `next_receive` loop and then
-//! its `next_post` loop. The order matters: a credit must never be announced before its receive is posted.
+//! After each `received`, `completed`, `wrote`, `give_back` and `tick` the endpoint runs its `next_receive` loop and
+//! then its `next_post` loop. The order matters: a credit must never be announced before its receive is posted.
 //!
 //! **Messages.** A data message carries bytes of the stream and has a sequence number; a control message carries none
 //! and takes none (its number says how many data messages were sent). Every message carries the absolute state of the
-//! other direction: how many data messages came in order (acknowledgement), and how many may ever be sent (limit). Both only
-//! grow, so the receiver takes the maximum, and a message that is lost, late or doubled costs nothing but time. Numbers
-//! have 64 bits: they never wrap, and no comparison needs a window. (At 10⁸ messages a second they last 5,000 years; the
-//! four bytes saved by 32 bits would be 0.1 % of the smallest message in use.)
+//! other direction: how many data messages came in order (acknowledgement), and how many may ever be sent (limit).
+//! Both only grow, so the receiver takes the maximum, and a message that is lost, late or doubled costs nothing but
+//! time. Numbers have 64 bits: they never wrap, and no comparison needs a window. (At 10⁸ messages a second they last
+//! 5,000 years; 32 bits would save 12 bytes of a message, which has 4 KiB or more where speed counts.)
 //!
-//! **Credits.** Of the `depth` receives, [`CONTROL_RELIABLE`] or [`CONTROL_UNRELIABLE`] are kept for control messages; the
-//! rest, N, are credits. A data message counts against the limit until its slot was given back *and* posted again. Control
-//! messages need no credit, so the two directions cannot block each other. That the reserve suffices: a control message
-//! announces at least ⌈N/2⌉ new credits over the message before it, and a peer that reads nothing sends at most N
-//! messages, so at most two of them lie unread; "I receive no more" is said once. On UC there is one question and
-//! one answer to a question beside them, and one to spare for a question that was asked again because the answer was slow. If slower
-//! still, a message may be dropped, which UC's recovery mends like any loss; RC has no questions, so there none is ever refused.
+//! **Credits.** Of the `depth` receives, [`CONTROL_RELIABLE`] or [`CONTROL_UNRELIABLE`] are kept for control
+//! messages; the rest, N, are credits. A data message counts against the limit until its slot was given back *and*
+//! posted again. Control messages need no credit, so the two directions cannot block each other. That the reserve
+//! suffices: a control message announces at least ⌈N/2⌉ new credits over the message before it, and a peer that reads
+//! nothing sends at most N messages, so at most two of them lie unread; "I receive no more" is said once. On UC there
+//! is one question and one answer to a question beside them, and one to spare for a question that was asked again
+//! because the answer was slow. If slower still, a message may be dropped, which UC's recovery mends like any loss;
+//! RC has no questions, so there none is ever refused.
 //!
 //! **Loss (UC).** A receiver that sees a gap asks for a resend, once per gap; the sender goes back to the first
-//! unacknowledged message (go-back-N). Everything else that may be lost (the last message, an acknowledgement, a credit, a request) is
-//! the sender's care: while it has unacknowledged data, or data and no credit, and nothing changes for `ask_after`, it
-//! asks with a control message which the peer answers at once. Asking rather than resending keeps a peer that is merely
-//! slow from being flooded with data that it has no receives for. `ask_limit` questions without progress are an error.
-//! There is nothing to time on the receiving side, and an idle link is silent. An endpoint must poll now and then even if
-//! none of its own time-outs is due, since its peer may ask; and what it allows for questions in all must be
-//! more than the longest time for which a live process does not poll.
+//! unacknowledged message (go-back-N). Everything else that may be lost (the last message, an acknowledgement, a
+//! credit, a request) is the sender's care: while it has unacknowledged data, or data and no credit, and nothing
+//! changes for `ask_after`, it asks with a control message which the peer answers at once. Asking rather than
+//! resending keeps a peer that is merely slow from being flooded with data that it has no receives for. `ask_limit`
+//! questions without progress are an error. There is nothing to time on the receiving side, and an idle link is
+//! silent. An endpoint must poll now and then even if none of its own time-outs is due, since its peer may ask; and
+//! what it allows for questions in all must be more than the longest time for which a live process does not poll.
 //!
 //! **RC** uses the same frames. The device resends; a completed send frees its slot, and a gap is an error.
 
@@ -52,7 +53,7 @@ use std::time::Duration;
 
 pub(crate) use fault::Fault;
 pub(crate) use header::HEADER;
-pub(crate) use receiving::Take;
+pub(crate) use receiving::{Bytes, Take};
 pub(crate) use sending::Room;
 
 use header::{Header, flags};
@@ -74,8 +75,8 @@ pub(crate) struct Config {
     pub(crate) depth: usize,
     /// The longest message, in bytes and with its header: the smaller of what the two offer.
     pub(crate) message: usize,
-    /// UC: how long the sending half waits for an acknowledgement or a credit before it asks (100 ms). The interval doubles
-    /// three times while nothing changes.
+    /// UC: how long the sending half waits for an acknowledgement or a credit before it asks (100 ms). The interval
+    /// doubles three times while nothing changes.
     pub(crate) ask_after: Duration,
     /// UC: how many questions, or resends of the same message, without progress are an error.
     pub(crate) ask_limit: u32,
@@ -92,8 +93,8 @@ impl Config {
         (self.depth + 1).saturating_sub(Self::least_depth(self.reliable))
     }
 
-    /// Send slots, which is also the greatest number of sends that are posted at once: one for each credit, of `message`
-    /// bytes, and a last one for control messages, of [`HEADER`] bytes.
+    /// Send slots, which is also the greatest number of sends that are posted at once: one for each credit, of
+    /// `message` bytes, and a last one for control messages, of [`HEADER`] bytes.
     pub(crate) fn send_slots(&self) -> usize {
         self.credits() + 1
     }
@@ -109,7 +110,8 @@ impl Config {
 pub(crate) struct Post {
     /// Its send slot, below [`Config::send_slots`].
     pub(crate) slot: usize,
-    /// What the first [`HEADER`] bytes of the slot must be. The device does not own the slot now, so they may be written.
+    /// What the first [`HEADER`] bytes of the slot must be. The device does not own the slot now, so they may be
+    /// written.
     pub(crate) header: [u8; HEADER],
     /// The message's length in bytes, header included.
     pub(crate) bytes: usize,
@@ -141,8 +143,8 @@ impl Link {
     }
 
     /// Where the next bytes of our stream go, if there is a place for them: the rest of a message that still waits
-    /// for credit, or a free slot. The message is not posted before [`wrote`](Self::wrote), so the bytes may be copied without
-    /// a lock on the link. `None`: no room now, or [`finish`](Self::finish) was called.
+    /// for credit, or a free slot. The message is not posted before [`wrote`](Self::wrote), so the bytes may be
+    /// copied without a lock on the link. `None`: no room now, or [`finish`](Self::finish) was called.
     pub(crate) fn room(&mut self) -> Option<Room> {
         self.sending.room()
     }
@@ -158,7 +160,8 @@ impl Link {
     }
 
     /// What to post next, if anything: data as long as there is credit, then a control message if one is due. Changes
-    /// nothing: the endpoint posts it and calls [`posted`](Self::posted) before any other method, or, if the device refuses it, tries again later.
+    /// nothing: the endpoint posts it and calls [`posted`](Self::posted) before any other method, or, if the device
+    /// refuses it, tries again later.
     pub(crate) fn next_post(&self) -> Option<Post> {
         if let Some(sequence) = self.sending.next_data() {
             let (slot, length, own) = self.sending.message(sequence);
@@ -220,8 +223,8 @@ impl Link {
         self.sending.heard(&header, now)
     }
 
-    /// The next received message of the peer's stream. Its slot stays with the caller, who reads it where it lies, in as
-    /// many pieces as it likes, and then calls [`give_back`](Self::give_back).
+    /// The next received message of the peer's stream. Its slot stays with the caller, who reads it where it lies, in
+    /// as many pieces as it likes, and then calls [`give_back`](Self::give_back).
     pub(crate) fn take(&mut self) -> Take {
         self.receiving.take()
     }
@@ -241,14 +244,16 @@ impl Link {
         self.sending.peer_stopped()
     }
 
-    /// Whether every byte written so far, and the end if [`finish`](Self::finish) was called, has been posted at least once.
+    /// Whether every byte written so far, and the end if [`finish`](Self::finish) was called, has been posted at
+    /// least once.
     pub(crate) fn flushed(&self) -> bool {
         self.sending.flushed()
     }
 
-    /// Whether nothing of ours is under way any more: all is posted, completed and, on UC, acknowledged, and nothing is due
-    /// to be said. After both streams ended and both ends are drained, the queue pair may go. (The last acknowledgement may
-    /// still be lost on UC: who waits for that asks in vain once the other is gone, so lingering needs a bound.)
+    /// Whether nothing of ours is under way any more: all is posted, completed and, on UC, acknowledged, and nothing
+    /// is due to be said. After both streams ended and both ends are drained, the queue pair may go. (The last
+    /// acknowledgement may still be lost on UC: who waits for that asks in vain once the other is gone, so lingering
+    /// needs a bound.)
     pub(crate) fn drained(&self) -> bool {
         self.sending.drained() && !self.receiving.control_due()
     }

@@ -1,4 +1,5 @@
-//! The link over a virtual network: whatever goes wrong, every byte arrives once and in order, or the link says why not.
+//! The link over a virtual network: whatever goes wrong, every byte arrives once and in order, or the link says why
+//! not.
 
 mod network;
 

@@ -5,8 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::super::header::{Header, flags};
-use super::super::receiving::Bytes;
-use super::super::{Config, Fault, HEADER, Link, Room, Take};
+use super::super::{Bytes, Config, Fault, HEADER, Link, Room, Take};
 
 /// Pseudo-random numbers (splitmix64): a run is repeated from its seed.
 #[derive(Debug, Clone)]
