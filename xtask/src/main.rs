@@ -5,6 +5,7 @@
 
 mod cargo;
 mod ci;
+mod codegen;
 mod console;
 mod launch;
 mod namespaces;
@@ -42,6 +43,8 @@ enum Commands {
     Test(test::Options),
     /// Check the rules that the workspace's text must keep (ARCHITECTURE.md's invariants)
     Tidy(tidy::Options),
+    /// Generate the bindings to rdma-core's verbs.h, or check that the committed ones fit this machine's
+    Codegen(codegen::Options),
     /// Run what a change must pass: formatting, clippy, documentation, tidy, then `test --all`
     Ci,
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Commands::RdmaVm(options) => return rdma_vm::main(&options),
         Commands::Test(options) => test::main(&options),
         Commands::Tidy(options) => tidy::main(&options),
+        Commands::Codegen(options) => codegen::main(&options),
         Commands::Ci => ci::main(),
     };
     match done {

@@ -1,0 +1,309 @@
+//! [`connect`]: from a matrix of devices to a group whose queue pairs are connected.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nuvec_transport::{ControlHandler, Deadline, Error, Kind, Links, Peer, Result, RingLinks};
+use nuvec_transport_tcp::{Address, bootstrap};
+
+use crate::card::{self, Offer};
+use crate::channel::RdmaChannel;
+use crate::endpoint::{Agreement, Endpoint, Slots};
+use crate::fabric::RdmaFabric;
+use crate::link::{Config, HEADER};
+use crate::options::{Options, QueuePairs, Topology};
+use crate::plan::{Place, Role, places};
+use crate::registry::{Registry, Watch};
+use crate::sys::Verbs;
+use crate::verbs::{
+    CompletionChannel, CompletionQueue, Connection, Depths, DeviceList, Gid, Port, Prepared, ProtectionDomain,
+    QueuePairType,
+};
+
+/// How long a channel over unreliable queue pairs waits before it asks a silent peer.
+const ASK_AFTER: Duration = Duration::from_millis(100);
+
+/// Packets are numbered with 24 bits.
+const SEQUENCE_MASK: u32 = (1 << 24) - 1;
+
+/// Forms a group of `devices.len()` ranks, and returns once every queue pair of every rank is connected.
+///
+/// `coordinator` is where rank 0 listens (over TCP); the others dial it. `devices[r][p]` names the devices by which rank `r`
+/// reaches rank `p`: in a [`Topology::Mesh`] the first one is used, in a [`Topology::Ring`] each is a connection of its own,
+/// equally many between any two neighbours. `handler` is given the control messages, from now on until the fabric is closed.
+///
+/// Blocks for `options.timeout` at the longest for each of two steps, meeting and connecting (and about a second more to
+/// tell the others, when it fails). A group of one rank opens neither a device nor a socket.
+///
+/// Errors: [`Kind::Misuse`]: the matrix is not of this topology; [`Kind::Unsupported`]: there is no verbs library, with the
+/// names that were tried; [`Kind::Device`]: no device, none of that name, its port is down or has no address, or the peer's
+/// cannot be reached from it; [`Kind::Exhausted`]: out of queue pairs, or of memory that may be locked;
+/// [`Kind::Mismatch`]: ranks do not fit together; and those of the meeting: [`Kind::TimedOut`], naming who is missing,
+/// [`Kind::Rejected`], [`Kind::PeerClosed`], [`Kind::Reset`].
+pub fn connect(
+    coordinator: &Address,
+    devices: &[Vec<Vec<String>>],
+    rank: usize,
+    topology: Topology,
+    options: &Options,
+    handler: Box<dyn ControlHandler>,
+) -> Result<RdmaFabric> {
+    let meet =
+        |card: &[u8], handler| bootstrap::connect(coordinator, rank, devices.len(), card, &options.bootstrap, handler);
+    form(devices, rank, topology, options, handler, meet)
+}
+
+/// As [`connect`], with sockets that rank 0 listens on already.
+#[cfg(feature = "testing")]
+pub(crate) fn connect_with_listeners(
+    listeners: Vec<std::net::TcpListener>,
+    coordinator: &Address,
+    devices: &[Vec<Vec<String>>],
+    rank: usize,
+    topology: Topology,
+    options: &Options,
+    handler: Box<dyn ControlHandler>,
+) -> Result<RdmaFabric> {
+    let size = devices.len();
+    let meet = |card: &[u8], handler| {
+        bootstrap::connect_with_listeners(listeners, coordinator, rank, size, card, &options.bootstrap, handler)
+    };
+    form(devices, rank, topology, options, handler, meet)
+}
+
+fn form(
+    devices: &[Vec<Vec<String>>],
+    rank: usize,
+    topology: Topology,
+    options: &Options,
+    handler: Box<dyn ControlHandler>,
+    meet: impl FnOnce(&[u8], Box<dyn ControlHandler>) -> Result<bootstrap::Bootstrap>,
+) -> Result<RdmaFabric> {
+    let places = places(devices, rank, topology)?;
+    let ends = prepare(places, options).map_err(|e| e.with_rank(rank))?;
+    let offers: Vec<_> = ends.iter().map(|end| end.offer).collect();
+    let registry = Arc::new(Registry::default());
+    let watch = Watch { inner: handler, registry: Arc::clone(&registry), links: Vec::new() };
+    let bootstrap = meet(&card::encode(&offers), Box::new(watch))?;
+
+    let deadline = Deadline::after(options.timeout);
+    let joined = join(ends, &bootstrap).and_then(|ends| {
+        // Only now does every queue pair of every rank have its receives posted.
+        bootstrap.ready(deadline).map(|()| ends)
+    });
+    let ends = match joined {
+        Ok(ends) => ends,
+        Err(e) => {
+            let e = e.with_rank(rank);
+            bootstrap.fail(&e);
+            return Err(e);
+        }
+    };
+    ends.iter().for_each(|(_, endpoint)| registry.add(endpoint));
+    let looked_after = Arc::clone(&registry);
+    bootstrap.attend(Box::new(move || Some(looked_after.attend())));
+
+    let (mut links, mut streams) = (Vec::new(), Vec::new());
+    for (place, endpoint) in ends {
+        let channel = RdmaChannel::new(endpoint);
+        if place.role == Role::Stream { streams.push((place.peer, channel)) } else { links.push((place, channel)) }
+    }
+    Ok(RdmaFabric::new(bootstrap, registry, assemble(links, topology), streams, connections(devices, topology)))
+}
+
+/// How many connections join two neighbours.
+fn connections(devices: &[Vec<Vec<String>>], topology: Topology) -> usize {
+    match topology {
+        Topology::Mesh => 1,
+        Topology::Ring => devices.first().and_then(|row| row.get(1)).map_or(1, Vec::len),
+    }
+}
+
+/// Puts the channels where the topology has them; they come in the plan's order.
+fn assemble(channels: Vec<(Place, RdmaChannel)>, topology: Topology) -> Links<RdmaChannel> {
+    match topology {
+        Topology::Mesh => Links::Mesh(channels.into_iter().map(|(_, channel)| channel).collect()),
+        Topology::Ring => {
+            let (right, left): (Vec<_>, Vec<_>) =
+                channels.into_iter().partition(|(place, _)| place.role == Role::Right);
+            let channels = |side: Vec<(Place, RdmaChannel)>| side.into_iter().map(|(_, channel)| channel).collect();
+            Links::Ring(RingLinks { right: channels(right), left: channels(left) })
+        }
+    }
+}
+
+/// A queue pair that waits for its peer's offer.
+pub(crate) struct End {
+    pub(crate) place: Place,
+    pub(crate) offer: Offer,
+    prepared: Prepared,
+    domain: Arc<ProtectionDomain>,
+    port: Port,
+    bell: Option<Arc<CompletionChannel>>,
+}
+
+/// A device that was opened.
+struct Opened {
+    domain: Arc<ProtectionDomain>,
+    port: Port,
+}
+
+/// Makes the queue pairs of these places.
+pub(crate) fn prepare(places: Vec<Place>, options: &Options) -> Result<Vec<End>> {
+    if places.is_empty() {
+        return Ok(Vec::new());
+    }
+    let verbs = match &options.verbs {
+        Some(verbs) => Arc::clone(verbs),
+        None => Verbs::open()?,
+    };
+    let list = DeviceList::new(&verbs)?;
+    let mut devices = HashMap::new();
+    let mut kind = match options.queue_pairs {
+        QueuePairs::Any if cfg!(target_os = "macos") => Kinds::Fixed(QueuePairType::Uc),
+        QueuePairs::Any => Kinds::Any,
+        QueuePairs::Reliable => Kinds::Fixed(QueuePairType::Rc),
+        QueuePairs::Unreliable => Kinds::Fixed(QueuePairType::Uc),
+    };
+    let mut ends = Vec::new();
+    for place in places {
+        if !devices.contains_key(&place.device) {
+            let device = list.open(&place.device)?;
+            let port = device.port(options.gid_index)?;
+            devices.insert(place.device.clone(), Opened { domain: ProtectionDomain::new(&device)?, port });
+        }
+        let Some(opened) = devices.get(&place.device) else { continue };
+        ends.push(end(place, opened, &mut kind, options)?);
+    }
+    Ok(ends)
+}
+
+/// Which type of queue pair to make.
+#[derive(Debug, Clone, Copy)]
+enum Kinds {
+    /// Reliable, unless the device has none: what the first one turns out to be, all are.
+    Any,
+    Fixed(QueuePairType),
+}
+
+fn end(place: Place, opened: &Opened, kind: &mut Kinds, options: &Options) -> Result<End> {
+    let device = opened.domain.device();
+    let depth = device.limits().map_or(options.depth, |limits| options.depth.min(limits.work.max(1)));
+    let message = options.message.min(usize::try_from(opened.port.longest_message).unwrap_or(usize::MAX));
+    let prepare = |kind: QueuePairType| {
+        let sends = config(kind, depth, message, Duration::ZERO).send_slots();
+        let depths = Depths { sends, receives: depth };
+        let bell = CompletionChannel::new(device);
+        let completions = CompletionQueue::new(device, sends + depth, bell.clone())?;
+        Ok((kind, bell, Prepared::new(&opened.domain, completions, kind, depths, &opened.port)?))
+    };
+    let (made, bell, prepared) = match *kind {
+        Kinds::Fixed(kind) => prepare(kind)?,
+        Kinds::Any => match prepare(QueuePairType::Rc) {
+            Err(e) if e.kind() != Kind::Exhausted => prepare(QueuePairType::Uc).map_err(|_| e)?,
+            done => done?,
+        },
+    };
+    *kind = Kinds::Fixed(made);
+    let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    let short = |number: usize| u16::try_from(number).map_err(|_| Error::new(Kind::Misuse, "there are too many ranks"));
+    let offer = Offer {
+        peer: short(place.peer)?,
+        role: place.role,
+        index: short(place.index)?,
+        kind: made,
+        mtu: u8::try_from(opened.port.mtu).unwrap_or(1),
+        lid: opened.port.lid,
+        depth: small(depth),
+        message: small(message),
+        number: prepared.number(),
+        sequence: random()? & SEQUENCE_MASK,
+        gid: opened.port.gid,
+    };
+    Ok(End { place, offer, prepared, domain: Arc::clone(&opened.domain), port: opened.port, bell })
+}
+
+fn random() -> Result<u32> {
+    getrandom::u32().map_err(|e| Error::new(Kind::Io, format!("the system gives no random numbers: {e}")))
+}
+
+/// What the link over a queue pair is, given what both ends offer, and how long it may be silent.
+fn config(kind: QueuePairType, depth: usize, message: usize, timeout: Duration) -> Config {
+    // Questions come every 0.8 s at the most; the group's own time-out should come first.
+    let ask_limit = u32::try_from(timeout.as_millis() / 800).unwrap_or(u32::MAX).saturating_add(4);
+    Config { reliable: kind == QueuePairType::Rc, depth, message, ask_after: ASK_AFTER, ask_limit }
+}
+
+/// Connects each end to its counterpart on the others' cards.
+fn join(ends: Vec<End>, bootstrap: &bootstrap::Bootstrap) -> Result<Vec<(Place, Arc<Endpoint>)>> {
+    let mut cards = HashMap::new();
+    let mut joined = Vec::new();
+    for end in ends {
+        let peer = end.place.peer;
+        if !cards.contains_key(&peer) {
+            let card = bootstrap.cards().get(peer).map(Vec::as_slice).unwrap_or_default();
+            cards.insert(peer, card::decode(card, peer)?);
+        }
+        let offers = cards.get(&peer).map(Vec::as_slice).unwrap_or_default();
+        let address = format!("{} by {}", bootstrap.peer(peer).address, end.place.device);
+        let peer = Peer::new(peer, address);
+        joined.push(connect_end(end, bootstrap.rank(), offers, peer, bootstrap.timeout())?);
+    }
+    Ok(joined)
+}
+
+/// Connects an end to its counterpart among the peer's offers.
+pub(crate) fn connect_end(
+    end: End,
+    rank: usize,
+    offers: &[Offer],
+    peer: Peer,
+    timeout: Duration,
+) -> Result<(Place, Arc<Endpoint>)> {
+    let End { place, offer: own, prepared, domain, port, bell } = end;
+    let is_counterpart = |theirs: &&Offer| {
+        usize::from(theirs.peer) == rank && theirs.role == place.role.counterpart() && theirs.index == own.index
+    };
+    let mismatch = |what: String| Error::new(Kind::Mismatch, what).with_peer(&peer);
+    let theirs = offers.iter().find(is_counterpart).ok_or_else(|| {
+        mismatch("has no queue pair for this rank: its matrix of devices, or its topology, is another".into())
+            .with_advice("start every rank with the same matrix")
+    })?;
+    if theirs.kind != own.kind {
+        let what = format!("uses {} queue pairs, and this rank {}", theirs.kind.name(), own.kind.name());
+        return Err(mismatch(what).with_advice("choose one type for all ranks"));
+    }
+    let smaller = |own: u32, theirs: u32| usize::try_from(own.min(theirs)).unwrap_or(usize::MAX);
+    let link = config(own.kind, smaller(own.depth, theirs.depth), smaller(own.message, theirs.message), timeout);
+    if link.depth < Config::least_depth(link.reliable) || link.message <= HEADER {
+        let what =
+            format!("and this rank offer {} messages of {} bytes, which is too little", link.depth, link.message);
+        return Err(mismatch(what));
+    }
+    let connection = Connection {
+        number: theirs.number,
+        peer_sequence: theirs.sequence & SEQUENCE_MASK,
+        own_sequence: own.sequence,
+        lid: theirs.lid,
+        gid: Gid(theirs.gid.0),
+        mtu: u32::from(own.mtu.min(theirs.mtu)),
+    };
+    let slots = Slots::new(&domain, &link)?;
+    let agreement = Agreement { kind: own.kind, link, port, connection };
+    let named = |e: Error| if e.peer().is_some() { e } else { e.with_peer(&peer) };
+    let endpoint = Endpoint::new(prepared, slots, &agreement, bell, peer.clone()).map_err(named)?;
+    Ok((place, endpoint))
+}
+
+/// Whether RDMA can be used here. Errors, which say what is missing: [`Kind::Unsupported`]: no verbs library, with the
+/// names that were tried; [`Kind::Device`]: no device. Opens no device.
+pub fn check() -> Result<()> {
+    devices().map(drop)
+}
+
+/// The names of the RDMA devices of this machine. Errors: those of [`check`].
+pub fn devices() -> Result<Vec<String>> {
+    let verbs = Verbs::open()?;
+    Ok(DeviceList::new(&verbs)?.names())
+}

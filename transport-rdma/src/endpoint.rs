@@ -1,0 +1,551 @@
+//! One end of a channel: a queue pair, its memory, and the [`Link`] that says what they are used for.
+//!
+//! Both halves of the channel and the service thread share it, and each polls for all: whoever comes first hands out what
+//! has arrived, so that no half's credits wait for the other half to run. What may not live here: what a message says.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use nuvec_transport::{Error, Interest, Kind, Park, Peer, Result, Wake};
+use parking_lot::{Mutex, MutexGuard};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::link::{Bytes, Config, Fault, HEADER, Link, Post, Take};
+use crate::verbs::{
+    Completion, CompletionChannel, Connected, Connection, Port, Prepared, ProtectionDomain, QueuePairType, Slab, Slot,
+    Work,
+};
+
+/// The most that one call polls, in batches: then others have their turn.
+const MOST_POLLS: usize = 64;
+
+/// How soon the service thread looks again after an end that has something under way, and after one that has not.
+const BUSY: Duration = Duration::from_millis(10);
+const IDLE: Duration = Duration::from_millis(200);
+
+/// How long an end whose halves are gone goes on, for what it has still to say.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// How long what a peer sent before its process ended may take to arrive.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// One of a channel's halves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Half {
+    Sender,
+    Receiver,
+}
+
+impl Half {
+    fn other(self) -> Self {
+        match self {
+            Self::Sender => Self::Receiver,
+            Self::Receiver => Self::Sender,
+        }
+    }
+}
+
+/// One end of a channel.
+pub(crate) struct Endpoint {
+    state: Mutex<State>,
+    bell: Option<Arc<CompletionChannel>>,
+    peer: Peer,
+}
+
+/// Whether a half waits for the bell, and what the sending half waits for.
+#[derive(Debug, Default)]
+struct Waiting {
+    sender: bool,
+    receiver: bool,
+    /// The sending half asked last whether everything was posted, not for room.
+    flush: bool,
+}
+
+impl Waiting {
+    fn of(&mut self, half: Half) -> &mut bool {
+        match half {
+            Half::Sender => &mut self.sender,
+            Half::Receiver => &mut self.receiver,
+        }
+    }
+}
+
+/// In teardown order: the queue pair first, which keeps what is posted; then the slots that are held.
+struct State {
+    queue_pair: Connected,
+    sends: Vec<Option<Slot>>,
+    receives: Vec<Option<Slot>>,
+    link: Link,
+    /// A message that was taken from the link for the receiving half, before that asked for it.
+    ready: Option<Bytes>,
+    failure: Option<Error>,
+    waiting: Waiting,
+    /// Which halves were dropped, and when both were.
+    sender_gone: bool,
+    receiver_gone: bool,
+    gone: Option<Duration>,
+    /// When the peer's process was seen to end, and how that shows.
+    ended: Option<(Duration, Error)>,
+    done: Vec<Completion>,
+    peer: Peer,
+    began: Instant,
+}
+
+/// A received message, whose memory is the holder's until it is given back.
+pub(crate) struct Message {
+    slot: Slot,
+    bytes: Bytes,
+    read: usize,
+}
+
+impl Message {
+    /// What was not read yet.
+    pub(crate) fn rest(&self) -> &[u8] {
+        let from = self.bytes.offset + self.read;
+        self.slot.bytes().get(from..self.bytes.offset + self.bytes.len).unwrap_or_default()
+    }
+
+    /// Says that the first `bytes` bytes of the rest were read.
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        self.read += bytes;
+    }
+}
+
+/// What the ends of a channel agreed on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Agreement {
+    pub(crate) kind: QueuePairType,
+    pub(crate) link: Config,
+    pub(crate) port: Port,
+    pub(crate) connection: Connection,
+}
+
+impl Endpoint {
+    /// Connects a prepared queue pair, with all its receives posted. Errors: no memory can be registered; or the peer cannot
+    /// be reached. They do not name the peer.
+    pub(crate) fn new(
+        mut prepared: Prepared,
+        slots: Slots,
+        agreement: &Agreement,
+        bell: Option<Arc<CompletionChannel>>,
+        peer: Peer,
+    ) -> Result<Arc<Self>> {
+        let Slots { sends, mut receives } = slots;
+        let mut link = Link::new(agreement.link).map_err(|fault| broke(&fault))?;
+        while let Some(index) = link.next_receive() {
+            let slot = receives.get_mut(index).and_then(Option::take).ok_or_else(|| astray(index))?;
+            prepared.post_receive(slot)?.map_err(|slot| {
+                Error::new(Kind::Device, format!("takes only {} receives of {}", slot.index(), agreement.link.depth))
+            })?;
+            link.receive_posted();
+        }
+        let queue_pair = prepared.connect(agreement.kind, &agreement.port, &agreement.connection)?;
+        let state = State {
+            queue_pair,
+            sends,
+            receives,
+            link,
+            ready: None,
+            failure: None,
+            waiting: Waiting::default(),
+            sender_gone: false,
+            receiver_gone: false,
+            gone: None,
+            ended: None,
+            done: Vec::new(),
+            peer: peer.clone(),
+            began: Instant::now(),
+        };
+        Ok(Arc::new(Self { state: Mutex::new(state), bell, peer }))
+    }
+
+    /// The peer.
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    /// Lets `write` put bytes into the next message, as often as there is room and `write`, which is given the room and
+    /// returns how many bytes it wrote, fills it. Returns how many that were. Errors: the channel failed, or the peer reads
+    /// no more.
+    pub(crate) fn send(&self, write: &mut dyn FnMut(&mut [u8]) -> usize) -> Result<usize> {
+        let mut state = self.enter(Half::Sender);
+        state.waiting.flush = false;
+        state.progress();
+        if let Some(failure) = &state.failure {
+            return Err(failure.clone());
+        }
+        if state.link.peer_stopped() {
+            return Err(state.error(Kind::Reset, "reads no more: it closed the connection"));
+        }
+        let mut sent = 0;
+        while let Some(room) = state.link.room() {
+            let Some(mut slot) = state.sends.get_mut(room.slot).and_then(Option::take) else {
+                state.fail(astray(room.slot));
+                break;
+            };
+            // The message is not posted before `wrote`, so others may use the endpoint meanwhile.
+            let wrote = MutexGuard::unlocked(&mut state, || {
+                let into = slot.bytes_mut().get_mut(room.offset..room.offset + room.len).unwrap_or_default();
+                write(into).min(into.len())
+            });
+            state.sends[room.slot] = Some(slot);
+            let now = state.now();
+            state.link.wrote(wrote, now);
+            state.post();
+            sent += wrote;
+            if wrote < room.len {
+                break;
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Whether everything that was sent was posted to the device. Errors: it was not, and the channel failed.
+    pub(crate) fn flush(&self) -> Result<bool> {
+        let mut state = self.enter(Half::Sender);
+        state.waiting.flush = true;
+        state.progress();
+        match (&state.failure, state.link.flushed()) {
+            (_, true) => Ok(true),
+            (Some(failure), false) => Err(failure.clone()),
+            (None, false) if state.link.peer_stopped() => {
+                Err(state.error(Kind::Reset, "reads no more: it closed the connection"))
+            }
+            (None, false) => Ok(false),
+        }
+    }
+
+    /// Gives `read`, a message that was read, back, and returns the next one. Errors: the stream ended, or, once all that
+    /// arrived was taken, the channel failed.
+    pub(crate) fn receive(&self, read: Option<Message>) -> Result<Option<Message>> {
+        let mut state = self.enter(Half::Receiver);
+        if let Some(message) = read {
+            state.give_back(message);
+        }
+        state.progress();
+        let Some(bytes) = state.take() else {
+            if state.link.take() == Take::End {
+                return Err(state.error(Kind::PeerClosed, "closed the connection"));
+            }
+            return state.failure.clone().map_or(Ok(None), Err);
+        };
+        match state.receives.get_mut(bytes.slot).and_then(Option::take) {
+            Some(slot) => Ok(Some(Message { slot, bytes, read: 0 })),
+            None => {
+                state.fail(astray(bytes.slot));
+                Err(astray(bytes.slot).with_peer(&self.peer))
+            }
+        }
+    }
+
+    /// Gives a message that was read back.
+    pub(crate) fn give_back(&self, message: Message) {
+        let mut state = self.enter(Half::Receiver);
+        state.give_back(message);
+        state.progress();
+    }
+
+    /// How a half waits.
+    ///
+    /// The bell is one for both halves. Whoever silences it must know that the other is not asleep over it: as long as the
+    /// other waits, it stays as it is, and a bell that rings meanwhile is the other's; then this half looks again by itself.
+    pub(crate) fn park(&self, half: Half) -> Park<'_> {
+        let Some(bell) = &self.bell else { return Park::Backoff };
+        let mut state = self.enter(half);
+        let other_waits = *state.waiting.of(half.other());
+        if !other_waits {
+            state.queue_pair.silence();
+            if let Err(e) = state.queue_pair.arm() {
+                state.fail(e);
+            }
+        }
+        // What arrived before the bell was armed does not ring.
+        state.progress();
+        if state.is_ready(half) {
+            return ready();
+        }
+        if other_waits && rings(bell) {
+            return Park::Backoff;
+        }
+        *state.waiting.of(half) = true;
+        Park::Fd(bell.as_fd(), Interest::Readable)
+    }
+
+    /// Ends a direction: our stream, after what was sent; or the peer's, of which nothing more is wanted.
+    pub(crate) fn end(&self, half: Half, unread: Option<Message>) {
+        let mut state = self.enter(half);
+        let now = state.now();
+        match half {
+            Half::Sender => {
+                state.link.finish(now);
+                state.sender_gone = true;
+            }
+            Half::Receiver => {
+                if let Some(message) = unread {
+                    state.give_back(message);
+                }
+                if let Some(bytes) = state.ready.take() {
+                    state.return_slot(bytes.slot);
+                }
+                state.link.stop_receiving();
+                state.receiver_gone = true;
+            }
+        }
+        if state.sender_gone && state.receiver_gone {
+            state.gone = Some(now);
+        }
+        state.progress();
+    }
+
+    /// Lets time pass, and does what is due. Returns when to call it again; `None` once both halves are gone and there is
+    /// nothing left to say, so that the end may go as well.
+    pub(crate) fn attend(&self) -> Option<Duration> {
+        let mut state = self.state.lock();
+        state.progress();
+        let now = state.now();
+        if let Some((ended, why)) = &state.ended
+            && now > *ended + DRAIN
+        {
+            let why = why.clone();
+            state.fail(why);
+        }
+        let said = state.link.drained() && state.link.flushed();
+        // A peer that neither reads nor sends any more waits for nothing.
+        let unheard = state.gone.is_some() && state.link.peer_stopped() && state.link.take() == Take::End;
+        let quiet = state.failure.is_some() || said || unheard;
+        if let Some(gone) = state.gone
+            && (quiet || now > gone + LINGER)
+        {
+            return None;
+        }
+        let due = state.link.next_timeout().filter(|_| state.failure.is_none());
+        let due = due.map_or(IDLE, |due| due.saturating_sub(now));
+        let watched = state.ended.is_some() && state.failure.is_none();
+        Some(due.min(if quiet && !watched { IDLE } else { BUSY }))
+    }
+
+    /// Whether both halves are gone.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.state.lock().gone.is_some()
+    }
+
+    /// Says that the peer's process has ended: what it has sent before may still arrive for a moment; then the channel fails.
+    pub(crate) fn peer_ended(&self, why: &Error) {
+        let mut state = self.state.lock();
+        let now = state.now();
+        state.ended.get_or_insert_with(|| (now, why.clone()));
+    }
+
+    fn enter(&self, half: Half) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        *state.waiting.of(half) = false;
+        state
+    }
+}
+
+impl State {
+    fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn error(&self, kind: Kind, what: &'static str) -> Error {
+        Error::new(kind, what).with_peer(&self.peer)
+    }
+
+    /// The first failure stays. What is posted is flushed, which wakes whoever waits.
+    fn fail(&mut self, error: Error) {
+        if self.failure.is_none() {
+            tracing::debug!("channel to {} failed: {error}", self.peer);
+            self.failure = Some(if error.peer().is_some() { error } else { error.with_peer(&self.peer) });
+            self.queue_pair.abort();
+        }
+    }
+
+    /// Takes in all that the device has done, and gives it what there is to do.
+    fn progress(&mut self) {
+        for _ in 0..MOST_POLLS {
+            let mut done = std::mem::take(&mut self.done);
+            let polled = self.queue_pair.poll(&mut done);
+            for completion in done.drain(..) {
+                if let Err(e) = self.completed(completion) {
+                    self.fail(e);
+                }
+            }
+            self.done = done;
+            match polled {
+                Ok(true) => self.post(),
+                Ok(false) => break,
+                Err(e) => {
+                    self.fail(e);
+                    break;
+                }
+            }
+        }
+        let now = self.now();
+        if self.failure.is_none()
+            && let Err(fault) = self.link.tick(now)
+        {
+            self.fail(broke(&fault));
+        }
+        self.post();
+    }
+
+    fn completed(&mut self, completion: Completion) -> Result<()> {
+        let (now, index) = (self.now(), completion.slot.index());
+        match completion.work {
+            Work::Send => {
+                *self.sends.get_mut(index).ok_or_else(|| astray(index))? = Some(completion.slot);
+                self.link.completed(index, now).map_err(|fault| broke(&fault))
+            }
+            Work::Receive => {
+                let index = index.checked_sub(self.sends.len()).ok_or_else(|| astray(index))?;
+                let place = self.receives.get_mut(index).ok_or_else(|| astray(index))?;
+                let slot = place.insert(completion.slot);
+                let mut header = [0; HEADER];
+                // A message that is shorter than a header is refused for its length.
+                if let Some(bytes) = slot.bytes().get(..HEADER) {
+                    header.copy_from_slice(bytes);
+                }
+                self.link.received(index, completion.bytes, &header, now).map_err(|fault| broke(&fault))
+            }
+        }
+    }
+
+    /// Posts receives, then sends: a credit is announced only for a receive that is posted.
+    fn post(&mut self) {
+        for work in [Self::post_receive, Self::post_send] {
+            while self.failure.is_none() {
+                match work(self) {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(e) => self.fail(e),
+                }
+            }
+        }
+    }
+
+    /// Posts the next receive; `false` if there is none, or no place for it.
+    fn post_receive(&mut self) -> Result<bool> {
+        let Some(index) = self.link.next_receive() else { return Ok(false) };
+        let slot = self.receives.get_mut(index).and_then(Option::take).ok_or_else(|| astray(index))?;
+        match self.queue_pair.post_receive(slot)? {
+            Ok(()) => {
+                self.link.receive_posted();
+                Ok(true)
+            }
+            Err(slot) => {
+                self.receives[index] = Some(slot);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Posts the next send; `false` if there is none, or no place for it.
+    fn post_send(&mut self) -> Result<bool> {
+        let Some(post) = self.link.next_post() else { return Ok(false) };
+        let Post { slot: index, bytes, .. } = post;
+        let mut slot = self.sends.get_mut(index).and_then(Option::take).ok_or_else(|| astray(index))?;
+        if let Some(header) = slot.bytes_mut().get_mut(..HEADER) {
+            header.copy_from_slice(&post.header);
+        }
+        match self.queue_pair.post_send(slot, bytes)? {
+            Ok(()) => {
+                let now = self.now();
+                self.link.posted(&post, now);
+                Ok(true)
+            }
+            Err(slot) => {
+                self.sends[index] = Some(slot);
+                Ok(false)
+            }
+        }
+    }
+
+    /// The next message, from the link or from what was taken from it before.
+    fn take(&mut self) -> Option<Bytes> {
+        if self.ready.is_none()
+            && let Take::Bytes(bytes) = self.link.take()
+        {
+            self.ready = Some(bytes);
+        }
+        self.ready.take()
+    }
+
+    fn give_back(&mut self, message: Message) {
+        let index = message.bytes.slot;
+        if let Some(place) = self.receives.get_mut(index) {
+            *place = Some(message.slot);
+        }
+        self.return_slot(index);
+    }
+
+    fn return_slot(&mut self, index: usize) {
+        if let Err(fault) = self.link.give_back(index) {
+            self.fail(broke(&fault));
+        }
+    }
+
+    /// Whether a half has something to do.
+    fn is_ready(&mut self, half: Half) -> bool {
+        if self.failure.is_some() {
+            return true;
+        }
+        match half {
+            Half::Sender if self.waiting.flush => self.link.flushed() || self.link.peer_stopped(),
+            Half::Sender => {
+                let now = self.now();
+                let room = self.link.room().is_some();
+                self.link.wrote(0, now);
+                room || self.link.peer_stopped()
+            }
+            Half::Receiver => {
+                self.ready = self.take();
+                self.ready.is_some() || self.link.take() == Take::End
+            }
+        }
+    }
+}
+
+/// The memory of one end: a slot for every send and receive, in one region.
+pub(crate) struct Slots {
+    sends: Vec<Option<Slot>>,
+    receives: Vec<Option<Slot>>,
+}
+
+impl Slots {
+    /// Registers what `config` needs. Errors: those of [`Slab::new`].
+    pub(crate) fn new(domain: &Arc<ProtectionDomain>, config: &Config) -> Result<Self> {
+        let (sends, receives) = (config.send_slots(), config.receive_slots());
+        let mut slots = Slab::new(domain, sends + receives, config.message)?.into_iter().map(Some);
+        Ok(Self { sends: slots.by_ref().take(sends).collect(), receives: slots.collect() })
+    }
+}
+
+fn broke(fault: &Fault) -> Error {
+    let kind = match fault {
+        Fault::Silent { .. } | Fault::Lossy { .. } => Kind::Reset,
+        Fault::TooSmall { .. } => Kind::Unsupported,
+        Fault::Broken { .. } => Kind::Mismatch,
+        Fault::Slot { .. } => Kind::Device,
+    };
+    Error::new(kind, fault.to_string())
+}
+
+/// The error of a slot that is not where it must be.
+fn astray(index: usize) -> Error {
+    Error::new(Kind::Device, format!("has a queue pair whose slot {index} was lost"))
+}
+
+/// A descriptor that is always readable, for a half that need not wait.
+pub(crate) fn ready() -> Park<'static> {
+    static READY: OnceLock<Option<Wake>> = OnceLock::new();
+    let wake = READY.get_or_init(|| Wake::new().ok().inspect(Wake::notify));
+    wake.as_ref().map_or(Park::Backoff, Wake::park)
+}
+
+/// Whether the bell rings now.
+fn rings(bell: &CompletionChannel) -> bool {
+    let mut sources = [PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)];
+    poll(&mut sources, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,190 @@
+//! [`RdmaFabric`]: a formed group over RDMA, as its callers see it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nuvec_transport::{Channel, Deadline, Error, Fabric, GroupId, Kind, Links, Peer, Result, RingLinks, Wake};
+use nuvec_transport_tcp::bootstrap::Bootstrap;
+use parking_lot::Mutex;
+
+use crate::channel::{RdmaChannel, RdmaReceiver, RdmaSender};
+use crate::registry::Registry;
+
+/// The longest that dropping a fabric waits.
+const CLOSE: Duration = Duration::from_secs(1);
+
+/// A formed group of ranks over RDMA. See [`connect`](crate::connect).
+///
+/// It has no further groups ([`Fabric::open_ring`] is refused), and streams between ranks that queue pairs join: all of a
+/// mesh, neighbours of a ring. Dropping it closes it, as [`close`](Fabric::close) does with a deadline of one second.
+pub struct RdmaFabric {
+    /// Channels first: their last words go out before the ends of the links to the others.
+    links: Mutex<Option<Links<RdmaChannel>>>,
+    streams: Mutex<Streams>,
+    registry: Arc<Registry>,
+    bootstrap: Bootstrap,
+    connections: usize,
+}
+
+/// The streams that nobody took yet, and the refusals that nobody read yet.
+#[derive(Default)]
+struct Streams {
+    out: HashMap<usize, Option<RdmaSender>>,
+    back: HashMap<usize, RdmaReceiver>,
+    refused: HashMap<(GroupId, usize), Error>,
+    rings: HashMap<GroupId, Error>,
+    closed: bool,
+}
+
+impl RdmaFabric {
+    pub(crate) fn new(
+        bootstrap: Bootstrap,
+        registry: Arc<Registry>,
+        links: Links<RdmaChannel>,
+        streams: Vec<(usize, RdmaChannel)>,
+        connections: usize,
+    ) -> Self {
+        let mut all = Streams::default();
+        for (peer, channel) in streams {
+            let (sender, receiver) = channel.split();
+            all.out.insert(peer, Some(sender));
+            all.back.insert(peer, receiver);
+        }
+        Self { links: Mutex::new(Some(links)), streams: Mutex::new(all), registry, bootstrap, connections }
+    }
+
+    fn error(&self, kind: Kind, what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+        Error::new(kind, what).with_rank(self.bootstrap.rank())
+    }
+}
+
+impl fmt::Debug for RdmaFabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RdmaFabric(rank {} of {})", self.rank(), self.size())
+    }
+}
+
+impl Drop for RdmaFabric {
+    fn drop(&mut self) {
+        self.close(Deadline::after(CLOSE));
+    }
+}
+
+impl Fabric for RdmaFabric {
+    type Channel = RdmaChannel;
+    type Sender = RdmaSender;
+    type Receiver = RdmaReceiver;
+
+    fn rank(&self) -> usize {
+        self.bootstrap.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.bootstrap.size()
+    }
+
+    fn connections(&self) -> usize {
+        self.connections
+    }
+
+    fn peer(&self, rank: usize) -> Peer {
+        self.bootstrap.peer(rank)
+    }
+
+    fn timeout(&self) -> Duration {
+        self.bootstrap.timeout()
+    }
+
+    fn min_cores(&self) -> usize {
+        self.bootstrap.min_cores()
+    }
+
+    fn links(&self) -> Result<Links<RdmaChannel>> {
+        self.links.lock().take().ok_or_else(|| self.error(Kind::Misuse, "the channels were taken before"))
+    }
+
+    fn open_ring(&self, group: GroupId, _right: usize, _left: usize, wake: &Arc<Wake>, _deadline: Deadline) {
+        let refusal = self
+            .error(Kind::Unsupported, "no split on JACCL: RDMA connects the group of all ranks only")
+            .with_advice("split a group that runs over TCP");
+        self.streams.lock().rings.insert(group, refusal);
+        wake.notify();
+    }
+
+    fn ring_opened(&self, group: GroupId) -> Option<Result<RingLinks<RdmaChannel>>> {
+        self.streams.lock().rings.remove(&group).map(Err)
+    }
+
+    fn open(&self, group: GroupId, to: usize, wake: &Arc<Wake>, _deadline: Deadline) {
+        let mut streams = self.streams.lock();
+        let refusal = match streams.out.get(&to) {
+            _ if to >= self.size() => Some((Kind::Misuse, format!("there is no rank {to} to send to"))),
+            _ if to == self.rank() => Some((Kind::Misuse, "a rank opens no stream to itself".into())),
+            _ if group != GroupId::ROOT => Some((Kind::Unsupported, "no split on JACCL".into())),
+            _ if streams.closed => Some((Kind::Closed, "the group was closed".into())),
+            None => {
+                let what = format!("rank {to} is no neighbour in the ring, and only neighbours are connected");
+                Some((Kind::Unsupported, what))
+            }
+            Some(None) => Some((Kind::Misuse, format!("the stream to rank {to} was opened before"))),
+            Some(Some(_)) => None,
+        };
+        if let Some((kind, what)) = refusal {
+            streams.refused.insert((group, to), self.error(kind, what));
+        }
+        wake.notify();
+    }
+
+    fn opened(&self, group: GroupId, to: usize) -> Option<Result<Vec<RdmaSender>>> {
+        let mut streams = self.streams.lock();
+        if let Some(refusal) = streams.refused.remove(&(group, to)) {
+            return Some(Err(refusal));
+        }
+        if group != GroupId::ROOT {
+            return None;
+        }
+        streams.out.get_mut(&to)?.take().map(|sender| Ok(vec![sender]))
+    }
+
+    /// Every stream is there from the beginning.
+    fn accept(&self, _group: GroupId, wake: &Arc<Wake>) {
+        wake.notify();
+    }
+
+    fn accepted(&self, group: GroupId, from: usize) -> Option<Vec<RdmaReceiver>> {
+        if group != GroupId::ROOT {
+            return None;
+        }
+        self.streams.lock().back.remove(&from).map(|receiver| vec![receiver])
+    }
+
+    fn leave(&self, group: GroupId) {
+        let mut streams = self.streams.lock();
+        streams.refused.retain(|(of, _), _| *of != group);
+        streams.rings.remove(&group);
+    }
+
+    fn kick(&self) {
+        self.bootstrap.kick();
+    }
+
+    fn flush_control(&self, deadline: Deadline) -> bool {
+        self.bootstrap.flush_control(deadline)
+    }
+
+    /// Before the links end, waits for what halves that are gone have still to send. Halves that are in use go on; what they
+    /// send is no longer looked after between their calls.
+    fn close(&self, deadline: Deadline) {
+        drop(self.links.lock().take());
+        let untaken = {
+            let mut streams = self.streams.lock();
+            streams.closed = true;
+            (std::mem::take(&mut streams.out), std::mem::take(&mut streams.back))
+        };
+        drop(untaken);
+        self.registry.close(deadline);
+        self.bootstrap.close(deadline);
+    }
+}
