@@ -22,6 +22,7 @@ use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox, Peer
 use parking_lot::Mutex;
 
 use crate::call::Doing;
+use crate::drive::has_left;
 use abort::Abort;
 use blame::{Stuck, Verdict};
 use status::{InCall, Table};
@@ -202,6 +203,26 @@ impl Control {
         self.shared.state.lock().table.is_gone(rank as u32)
     }
 
+    /// The first of `ranks` that has left, as an error.
+    pub(crate) fn left(&self, ranks: &[usize]) -> Option<Error> {
+        let state = self.shared.state.lock();
+        let gone = ranks.iter().find(|&&rank| state.table.is_gone(rank as u32))?;
+        Some(has_left(&self.shared.peer(*gone)))
+    }
+
+    /// The first of `ranks` that has left or, if none has, of which nothing was heard for `patience`, as an error. Where
+    /// there is no control link any more, any rank that has left is why nothing is heard.
+    pub(crate) fn missing(&self, ranks: &[usize], patience: Duration) -> Option<Error> {
+        let all: Vec<_> = (0..self.shared.size()).collect();
+        let cut_off = self.shared.state.lock().links.is_empty();
+        self.left(ranks).or_else(|| self.left(&all).filter(|_| cut_off)).or_else(|| {
+            let state = self.shared.state.lock();
+            let (rank, silence) = ranks.iter().find_map(|&rank| Some((rank, state.silence(rank, patience)?)))?;
+            let what = format!("has given no sign of life for {:.1} s", silence.as_secs_f64());
+            Some(Error::new(Kind::TimedOut, what).with_peer(&self.shared.peer(rank)))
+        })
+    }
+
     /// Asks every rank for a report, at the handler's next tick. The time by which an answer is newer.
     pub(crate) fn ask(&self) -> Duration {
         let mut state = self.shared.state.lock();
@@ -224,12 +245,28 @@ impl Control {
         state.inquiring = false;
         let Some((doing, sequence, waits)) = group.current() else { return error };
         let rank = self.shared.rank() as u32;
-        let stuck = Stuck { rank, group: id, doing, sequence, waits };
+        let mut stuck = Stuck { rank, group: id, doing, sequence, waits };
+        // If those who pass on every word are all silent, so is everybody else, and that says nothing about them.
+        let relays: Vec<_> = state.links.values().copied().collect();
+        if relays.iter().all(|&relay| state.silence(relay, patience).is_some()) {
+            stuck.waits.splice(0..0, relays.iter().map(|&relay| relay as u32));
+        }
         let mut table = state.table.clone();
         table.take(status::entries(rank, u64::MAX, state.own_calls(state.now)), state.now);
         let standing = blame::standing(&table, self.shared.size(), state.now);
         let advice = error.advice().map(str::to_owned);
-        let (rank, text, advice) = match blame::find(&table, &stuck, state.now, patience) {
+        let mut verdict = blame::find(&table, &stuck, state.now, patience);
+        // A rank that is still in an earlier collective may be held up there itself.
+        while let Verdict::Rank { rank, .. } = verdict
+            && state.silence(rank as usize, patience).is_none()
+            && let Some(earlier) = held_up(&table, rank, &stuck)
+        {
+            match blame::find(&table, &earlier, state.now, patience) {
+                Verdict::Rank { rank, text } => (verdict, stuck) = (Verdict::Rank { rank, text }, earlier),
+                _ => break,
+            }
+        }
+        let (rank, text, advice) = match verdict {
             Verdict::Rank { rank, text } => (rank, text, advice),
             Verdict::Deadlock { text, .. } => {
                 let advice = "have one of them receive before it sends, or send what the others wait for";
@@ -244,6 +281,17 @@ impl Control {
             None => blamed,
         }
     }
+}
+
+/// The collective that `rank` is in and waits in, if it comes before that of `stuck` in the same group.
+fn held_up(table: &Table, rank: u32, stuck: &Stuck) -> Option<Stuck> {
+    let report = table.get(rank).filter(|report| !report.gone)?;
+    let earlier =
+        |call: &&InCall| call.group == stuck.group && call.sequence < stuck.sequence && !call.waits.is_empty();
+    let call = report.calls.iter().find(earlier)?;
+    let (doing, sequence, waits) = (call.doing, call.sequence, call.waits.clone());
+    let messages = doing.is_message() || stuck.doing.is_message();
+    (!messages).then_some(Stuck { rank, group: stuck.group, doing, sequence, waits })
 }
 
 fn call_status(call: &InCall, ago: Duration) -> CallStatus {
@@ -318,6 +366,12 @@ impl State {
     fn send(&self, message: &[u8], except: Option<LinkId>, out: &mut Outbox) {
         let links = self.links.keys().filter(|&&link| Some(link) != except);
         out.messages.extend(links.map(|&link| (link, message.to_vec())));
+    }
+
+    /// For how long nothing was heard of a rank that once reported and has not left, if that is longer than `patience`.
+    fn silence(&self, rank: usize, patience: Duration) -> Option<Duration> {
+        let report = self.table.get(rank as u32).filter(|report| !report.gone)?;
+        Some(self.now.saturating_sub(report.heard)).filter(|&silence| silence > patience)
     }
 
     /// The calls that this rank is in.

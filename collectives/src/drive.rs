@@ -37,6 +37,10 @@ pub(crate) const SENT_NOTHING: &str = "sent nothing";
 /// The peer takes none of the bytes that wait for it.
 pub(crate) const TOOK_NOTHING: &str = "took nothing";
 
+/// How long bytes may still be on their way from a rank that has left. A stream that ends says so sooner; there are
+/// transports whose streams do not end with the peer.
+pub(crate) const STRAGGLING: Duration = Duration::from_secs(2);
+
 /// How long to try before sleeping, and how long to wait without progress.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
@@ -128,28 +132,23 @@ impl Team {
 }
 
 /// Moves all `tasks` to their end in this thread: while nothing moves, it gives way to other threads for as long as it may
-/// spin, then sleeps in poll(2). Errors: a task's own; the group's, if it fails meanwhile; a time-out that names whom the
-/// first unfinished task waits for. Returns early if the `team` is halted.
+/// spin, then sleeps in poll(2). Errors: a task's own; the group's, if it fails meanwhile; a rank that is waited for has
+/// left, and nothing of it is on its way any more; a time-out that names whom the first unfinished task waits for. Returns
+/// early if the `team` is halted.
 pub(crate) fn drive<T: Task>(tasks: &mut [T], watch: &Watch<'_>, team: &Team) -> Result<()> {
-    // Since when nothing has moved.
-    let mut idle_since = None;
+    // Since when nothing has moved, and since when a rank that is waited for is known to have left.
+    let (mut idle_since, mut left_since) = (None, None);
     let mut moved = 0;
     let mut waits_told = false;
     let mut last_look = false;
     loop {
-        let (mut progress, mut done) = (false, true);
-        for task in tasks.iter_mut() {
-            if !task.done() {
-                progress |= task.step()?;
-                done &= task.done();
-            }
-        }
+        let (progress, done) = try_all(tasks).inspect_err(|_| watch.group.wait_for(&waits(tasks)))?;
         if done {
             return Ok(());
         }
         if progress {
             team.moved.fetch_add(1, Ordering::Relaxed);
-            (idle_since, last_look) = (None, false);
+            (idle_since, left_since, last_look) = (None, None, false);
             if std::mem::take(&mut waits_told) {
                 watch.group.wait_for(&[]);
             }
@@ -163,8 +162,15 @@ pub(crate) fn drive<T: Task>(tasks: &mut [T], watch: &Watch<'_>, team: &Team) ->
         let now = Instant::now();
         let since = *idle_since.get_or_insert(now);
         if last_look {
+            let left = watch.control.left(&waits(tasks));
+            if let (Some(error), Some(deadline)) = (left, left_since)
+                && straggling(deadline).expired()
+            {
+                return Err(error);
+            }
             let moved_by_all = team.moved.load(Ordering::Relaxed);
             if moved_by_all == moved
+                && watch.deadline(since).expired()
                 && let Some(task) = unfinished().next()
             {
                 return Err(watch.timed_out(&task.awaited()));
@@ -176,19 +182,43 @@ pub(crate) fn drive<T: Task>(tasks: &mut [T], watch: &Watch<'_>, team: &Team) ->
             std::thread::yield_now();
             continue;
         }
+        let ranks = waits(tasks);
         if !std::mem::replace(&mut waits_told, true) {
-            let mut ranks = Vec::new();
-            unfinished().for_each(|task| task.waits(&mut ranks));
             watch.group.wait_for(&ranks);
             moved = team.moved.load(Ordering::Relaxed);
         }
+        let mut deadline = watch.deadline(since);
+        if watch.control.left(&ranks).is_some() {
+            deadline = deadline.min(straggling(*left_since.get_or_insert(now)));
+        }
         let mut parks = vec![watch.wake.park()];
         unfinished().for_each(|task| task.parks(&mut parks));
-        let deadline = watch.deadline(since);
         if wait_any(&parks, deadline)? {
             watch.wake.drain();
         }
         // What came at the deadline counts.
         last_look = deadline.expired();
     }
+}
+
+/// Moves what can be moved now: whether anything was, and whether all tasks are at their end.
+fn try_all<T: Task>(tasks: &mut [T]) -> Result<(bool, bool)> {
+    let (mut progress, mut done) = (false, true);
+    for task in tasks.iter_mut().filter(|task| !task.done()) {
+        progress |= task.step()?;
+        done &= task.done();
+    }
+    Ok((progress, done))
+}
+
+/// Every rank that the unfinished of `tasks` wait for.
+fn waits<T: Task>(tasks: &[T]) -> Vec<usize> {
+    let mut ranks = Vec::new();
+    tasks.iter().filter(|task| !task.done()).for_each(|task| task.waits(&mut ranks));
+    ranks
+}
+
+/// Until when bytes of a rank may come that is known to have left since `left`.
+fn straggling(left: Instant) -> Deadline {
+    Deadline::from(left, STRAGGLING)
 }

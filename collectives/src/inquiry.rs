@@ -21,7 +21,10 @@ pub(crate) struct Inquiry {
 #[derive(Debug)]
 enum About {
     /// A connection of this rank's ended: was there an earlier failure that made it end?
-    Ended { peer: usize },
+    ///
+    /// If none is told, a rank that the call waits for and that is missing (gone, or silent for `patience`) made the peer
+    /// give up: it had no way to say so, because its word would have gone through that rank.
+    Ended { peer: usize, patience: Duration },
     /// The time ran out: what does every rank do? Reports newer than `asked` (the handler's time) answer it.
     TimedOut { asked: Duration, patience: Duration },
     /// Nothing: the error says it all.
@@ -32,7 +35,9 @@ impl Inquiry {
     /// What there is to ask about `error`. `timeout` is the group's; `now` is the time. The caller has the handler ticked.
     pub(crate) fn new(error: Error, timeout: Duration, now: Duration, control: &Control) -> Self {
         let (about, grace) = match (error.kind(), error.peer()) {
-            (Kind::PeerClosed | Kind::Reset, Some(peer)) => (About::Ended { peer: peer.rank }, GRACE),
+            (Kind::PeerClosed | Kind::Reset, Some(peer)) => {
+                (About::Ended { peer: peer.rank, patience: timeout / 2 }, GRACE)
+            }
             (Kind::TimedOut, _) => {
                 (About::TimedOut { asked: control.ask(), patience: timeout / 2 }, GRACE.min(timeout / 4))
             }
@@ -54,7 +59,12 @@ impl Inquiry {
         let over = now >= self.until;
         match self.about {
             About::Nothing => Some(self.error.clone()),
-            About::Ended { peer } => (over || control.is_gone(peer)).then(|| self.error.clone()),
+            About::Ended { peer, .. } if control.is_gone(peer) => Some(self.error.clone()),
+            About::Ended { patience, .. } => over.then(|| {
+                let waits = group.current().map_or(Vec::new(), |(_, _, waits)| waits);
+                let waits: Vec<_> = waits.into_iter().map(|rank| rank as usize).collect();
+                control.missing(&waits, patience).unwrap_or_else(|| self.error.clone())
+            }),
             About::TimedOut { asked, patience } => {
                 (over || control.all_heard_since(asked)).then(|| control.blame(id, group, self.error.clone(), patience))
             }

@@ -1,39 +1,37 @@
-//! A group on a virtual clock, in one thread: ranks that stop, die or come late, and what the others say of it.
+//! A group on a virtual clock, in one thread: ranks that stop, die or come late, and what the others say of it. A ring
+//! has control links between neighbours, a mesh has them between rank 0 and each other rank.
 //!
 //! The same seed plays the same run, message by message.
+
+mod work;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nuvec_transport::memory::{MemoryReceiver, MemorySender};
 use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox, Peer};
 
-use super::{Choices, Halves, lanes_of, u32_sum};
-use crate::call::{Algorithm, Call, Operation};
+use super::mesh::halves_of;
+use super::{Choices, Halves, lanes_of};
 use crate::control::{Control, GroupState};
-use crate::drive::Task;
+use crate::drive::STRAGGLING;
 use crate::inquiry::Inquiry;
-use crate::lane::Lane;
-use crate::plan::{self, Place};
-use crate::{DType, Reduction};
+use crate::plan::Place;
+use work::{Net, Work, call};
 
-const RIGHT: LinkId = LinkId(0);
-const LEFT: LinkId = LinkId(1);
 /// How far the clock goes at a time.
 const STEP: Duration = Duration::from_millis(10);
 /// The group's time-out.
 const TIMEOUT: Duration = Duration::from_secs(4);
-/// Elements of each call.
-const LEN: usize = 50;
 
 /// What happens to one rank.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     None,
-    /// It dies.
+    /// It dies. Its channels end with it, or `quietly` do not: only its control links tell.
     Dies {
         at: Duration,
+        quietly: bool,
     },
     /// It stands still for a while: neither its calls nor its transport run.
     Stops {
@@ -47,9 +45,6 @@ enum Fault {
     },
 }
 
-/// A lane that owns its halves. Its data are leaked: a few bytes a call, in a test.
-type SimulatedLane = Lane<'static, MemorySender, MemoryReceiver>;
-
 /// What a rank is doing.
 enum Doing {
     /// Nothing, until then.
@@ -58,11 +53,13 @@ enum Doing {
     },
     /// Bytes; none since then.
     Moving {
-        lanes: Vec<SimulatedLane>,
+        work: Work,
         since: Duration,
+        /// When a rank that it waits for was found to have left.
+        left: Option<Duration>,
     },
     /// Waiting for others' word of a failure; the connections stay open meanwhile.
-    Asking(Inquiry, Vec<SimulatedLane>),
+    Asking(Inquiry, Work),
     Done,
     Failed {
         error: Error,
@@ -80,6 +77,8 @@ struct Rank {
     fault: Fault,
     next_tick: Duration,
     dead: bool,
+    /// What outlives a quiet death.
+    remains: Option<Doing>,
 }
 
 /// A letter on its way.
@@ -93,14 +92,25 @@ struct Letter {
 
 struct World {
     now: Duration,
+    net: Net,
     ranks: Vec<Rank>,
+    /// Of each rank, by its control link's number: the rank at the other end, and that rank's link.
+    routes: Vec<Vec<(usize, LinkId)>>,
     mail: VecDeque<Letter>,
     choices: Choices,
 }
 
 impl World {
-    fn new(n: usize, victim: usize, fault: Fault, seed: u64) -> Self {
-        let halves = lanes_of(n, 1, 64);
+    fn new(net: Net, n: usize, victim: usize, fault: Fault, seed: u64) -> Self {
+        let halves = match net {
+            Net::Ring => lanes_of(n, 1, 64),
+            Net::Mesh => halves_of(n, 64),
+        };
+        let routes = |rank: usize| match (net, rank) {
+            (Net::Ring, _) => vec![((rank + 1) % n, LinkId(1)), ((rank + n - 1) % n, LinkId(0))],
+            (Net::Mesh, 0) => (1..n).map(|to| (to, LinkId(0))).collect(),
+            (Net::Mesh, _) => vec![(0, LinkId(rank as u32 - 1))],
+        };
         let rank = |(rank, halves): (usize, Vec<Halves>)| {
             let peers: Vec<_> = (0..n).map(|r| Peer::new(r, "simulated")).collect();
             let control = Control::new();
@@ -109,15 +119,17 @@ impl World {
             let group = control.join(GroupId::ROOT);
             let fault = if rank == victim { fault } else { Fault::None };
             let doing = Doing::Idle { until: Duration::ZERO };
-            Rank { control, handler, group, halves, doing, calls: 0, fault, next_tick: Duration::ZERO, dead: false }
+            let (next_tick, dead) = (Duration::ZERO, false);
+            Rank { control, handler, group, halves, doing, calls: 0, fault, next_tick, dead, remains: None }
         };
         let ranks = halves.into_iter().enumerate().map(rank).collect();
-        let mut world = Self { now: Duration::ZERO, ranks, mail: VecDeque::new(), choices: Choices(seed) };
+        let routes = (0..n).map(routes).collect();
+        let mut world = Self { now: Duration::ZERO, net, ranks, routes, mail: VecDeque::new(), choices: Choices(seed) };
         for r in 0..n {
-            world.handle(r, |handler, now, out| {
-                handler.link_up(RIGHT, &Peer::new((r + 1) % n, "simulated"), now, out);
-                handler.link_up(LEFT, &Peer::new((r + n - 1) % n, "simulated"), now, out);
-            });
+            for (link, (to, _)) in world.routes[r].clone().into_iter().enumerate() {
+                let link = LinkId(link as u32);
+                world.handle(r, |handler, now, out| handler.link_up(link, &Peer::new(to, "simulated"), now, out));
+            }
         }
         world
     }
@@ -132,8 +144,7 @@ impl World {
     }
 
     fn post(&mut self, from: usize, link: LinkId, message: Option<Vec<u8>>) {
-        let n = self.ranks.len();
-        let (to, link) = if link == RIGHT { ((from + 1) % n, LEFT) } else { ((from + n - 1) % n, RIGHT) };
+        let (to, link) = self.routes[from][link.0 as usize];
         // A stream: no letter overtakes one before it on the same link.
         let delay = STEP * self.choices.below(3) as u32;
         let last = self.mail.iter().filter(|l| l.to == to && l.link == link).map(|l| l.due).max();
@@ -187,12 +198,20 @@ impl World {
     /// One rank's share of the time: its transport, then its call.
     fn turn(&mut self, r: usize, calls: u64) {
         let (now, n) = (self.now, self.ranks.len());
-        if matches!(self.ranks[r].fault, Fault::Dies { at } if now >= at) {
-            self.ranks[r].dead = true;
-            self.ranks[r].halves.clear();
-            self.ranks[r].doing = Doing::Done;
-            self.post(r, RIGHT, None);
-            self.post(r, LEFT, None);
+        if let Fault::Dies { at, quietly } = self.ranks[r].fault
+            && now >= at
+        {
+            let rank = &mut self.ranks[r];
+            rank.dead = true;
+            let doing = std::mem::replace(&mut rank.doing, Doing::Done);
+            if quietly {
+                rank.remains = Some(doing);
+            } else {
+                rank.halves.clear();
+            }
+            for link in 0..self.routes[r].len() {
+                self.post(r, LinkId(link as u32), None);
+            }
             return;
         }
         if now >= self.ranks[r].next_tick {
@@ -203,22 +222,22 @@ impl World {
         match std::mem::replace(&mut rank.doing, Doing::Done) {
             Doing::Idle { until } if now < until => rank.doing = Doing::Idle { until },
             Doing::Idle { .. } if rank.calls == calls => {}
-            Doing::Idle { .. } => rank.begin(r, n, now),
-            Doing::Moving { lanes, since } => {
-                rank.doing = rank.go_on(lanes, since, now, &mut self.choices, n);
+            Doing::Idle { .. } => rank.begin(self.net, Place { rank: r, size: n }, now),
+            Doing::Moving { work, since, left } => {
+                rank.doing = rank.go_on(work, (since, left), now, &mut self.choices, n);
                 if matches!(rank.doing, Doing::Asking(..)) {
                     self.handle(r, |handler, now, out| handler.tick(now, out));
                 }
             }
-            Doing::Asking(inquiry, lanes) => match inquiry.step(now, GroupId::ROOT, &rank.group, &rank.control) {
-                None => rank.doing = Doing::Asking(inquiry, lanes),
+            Doing::Asking(inquiry, work) => match inquiry.step(now, GroupId::ROOT, &rank.group, &rank.control) {
+                None => rank.doing = Doing::Asking(inquiry, work),
                 Some(cause) => {
                     // As a communicator does: poison, tell, close.
                     let error = rank.control.fail(GroupId::ROOT, &rank.group, cause);
                     rank.group.exit();
                     rank.doing = Doing::Failed { error, at: now };
                     self.handle(r, |handler, now, out| handler.tick(now, out));
-                    drop(lanes);
+                    drop(work);
                 }
             },
             over @ (Doing::Done | Doing::Failed { .. }) => rank.doing = over,
@@ -228,7 +247,7 @@ impl World {
 
 impl Rank {
     /// Begins the next call, unless it comes late.
-    fn begin(&mut self, rank: usize, n: usize, now: Duration) {
+    fn begin(&mut self, net: Net, place: Place, now: Duration) {
         if let Fault::Late { call, by } = self.fault
             && call == self.calls + 1
         {
@@ -241,87 +260,68 @@ impl Rank {
             return;
         }
         self.calls += 1;
-        let call = Call {
-            caller: rank,
-            group: GroupId::ROOT,
-            sequence: self.calls,
-            bytes: 4 * LEN as u64,
-            operation: Operation::AllReduce,
-            reduction: Some((Reduction::Sum, DType::U32)),
-            algorithm: Algorithm::Ring,
-            root: 0,
-        };
+        let call = call(place.rank, self.calls);
         self.group.enter(call.doing(), call.sequence);
-        let plans = plan::all_reduce(Place { rank, size: n }, LEN, 4, 2);
-        let data: &'static mut [u8] = vec![1_u8; 4 * LEN].leak();
-        let segments = plan::lend(data, &plans);
-        let halves = std::mem::take(&mut self.halves).into_iter();
-        let lanes = halves.zip(plans).zip(segments).enumerate();
-        let lanes =
-            lanes.map(|(i, ((half, plan), segments))| Lane::new(i, half, plan, segments, Some(call), Some(u32_sum())));
-        self.doing = Doing::Moving { lanes: lanes.collect(), since: now };
+        let work = Work::new(net, place, call, std::mem::take(&mut self.halves));
+        self.doing = Doing::Moving { work, since: now, left: None };
     }
 
-    /// Moves the call on by a few tries; what the rank does then.
+    /// Moves the call on by a few tries; what the rank does then. As `drive` does, it gives up when nothing has moved for
+    /// the time-out, or for as long as the bytes of a rank that has left may take.
     fn go_on(
         &mut self,
-        mut lanes: Vec<SimulatedLane>,
-        since: Duration,
+        mut work: Work,
+        (since, left): (Duration, Option<Duration>),
         now: Duration,
         choices: &mut Choices,
         n: usize,
     ) -> Doing {
         let mut moved = false;
         for _ in 0..choices.below(20) {
-            let lane = choices.below(lanes.len());
-            if lanes[lane].done() {
-                continue;
-            }
-            match lanes[lane].step() {
+            match work.step(choices) {
                 Ok(progress) => moved |= progress,
-                Err(e) => return Doing::Asking(Inquiry::new(e, TIMEOUT, now, &self.control), lanes),
+                Err(e) => {
+                    self.group.wait_for(&work.waits());
+                    return Doing::Asking(Inquiry::new(e, TIMEOUT, now, &self.control), work);
+                }
             }
         }
-        if lanes.iter().all(Task::done) {
+        if work.done() {
             self.group.exit();
-            for lane in lanes {
-                let (halves, segments) = lane.into_parts();
-                self.halves.push(halves);
-                assert!(segments.iter().all(|s| s.iter().all(|&b| usize::from(b) == n)), "a wrong sum");
-            }
+            self.halves = work.end(n);
             return Doing::Idle { until: now };
         }
         if moved {
             self.group.wait_for(&[]);
-            return Doing::Moving { lanes, since: now };
+            return Doing::Moving { work, since: now, left: None };
         }
         if let Err(first) = self.group.check() {
             self.group.exit();
             return Doing::Failed { error: first, at: now };
         }
-        let mut waits = Vec::new();
-        lanes.iter().filter(|l| !l.done()).for_each(|l| l.waits(&mut waits));
+        let waits = work.waits();
         self.group.wait_for(&waits);
-        match lanes.iter().find(|l| !l.done()) {
-            Some(lane) if now - since >= TIMEOUT => {
-                let awaited = lane.awaited();
-                let error = Error::new(Kind::TimedOut, awaited.what).with_peer(awaited.peer);
-                Doing::Asking(Inquiry::new(error, TIMEOUT, now, &self.control), lanes)
-            }
-            _ => Doing::Moving { lanes, since },
+        let gone = self.control.left(&waits);
+        let left = gone.as_ref().map(|_| left.unwrap_or(now));
+        let late = work.awaited().filter(|_| now - since >= TIMEOUT);
+        let late = late.map(|awaited| Error::new(Kind::TimedOut, awaited.what).with_peer(awaited.peer));
+        match gone.filter(|_| left.is_some_and(|left| now - left >= STRAGGLING)).or(late) {
+            Some(error) => Doing::Asking(Inquiry::new(error, TIMEOUT, now, &self.control), work),
+            None => Doing::Moving { work, since, left },
         }
     }
 }
 
-/// Plays `fault` on every rank of 2 to 5 and asserts `expect` of every other rank's outcome.
-fn every_victim(fault: impl Fn(u64) -> Fault, expect: impl Fn(usize, usize, Result<(), (Error, Duration)>)) {
-    for n in 2..=5 {
+/// Plays `fault` on every rank of rings and meshes of 2 to 5 and asserts `expect` of every other rank's outcome.
+fn every_victim(fault: impl Fn(u64) -> Fault, expect: impl Fn(&str, usize, Result<(), (Error, Duration)>)) {
+    for (net, n) in (2..=5).flat_map(|n| [(Net::Ring, n), (Net::Mesh, n)]) {
         for victim in 0..n {
             for seed in 0..12 {
-                let world = World::new(n, victim, fault(seed), seed.wrapping_mul(977) + n as u64);
+                let world = World::new(net, n, victim, fault(seed), seed.wrapping_mul(977) + n as u64);
                 let outcomes = world.play(40, Duration::from_secs(60));
                 for (rank, outcome) in outcomes.into_iter().enumerate().filter(|(rank, _)| *rank != victim) {
-                    expect(n, victim, outcome.map_err(|e| (e.0.with_rank(rank), e.1)));
+                    let outcome = outcome.map_err(|e| (e.0.with_rank(rank), e.1));
+                    expect(&format!("{net:?} of {n}, rank {victim}, seed {seed}"), victim, outcome);
                 }
             }
         }
@@ -339,17 +339,29 @@ fn named(error: &Error) -> Option<usize> {
 
 #[test]
 fn without_a_fault_every_call_ends_well() {
-    every_victim(|_| Fault::None, |n, _, outcome| assert!(outcome.is_ok(), "{n} ranks: {outcome:?}"));
+    every_victim(|_| Fault::None, |n, _, outcome| assert!(outcome.is_ok(), "{n}: {outcome:?}"));
 }
 
 #[test]
 fn a_rank_that_dies_is_named_by_every_survivor_at_once() {
     every_victim(
-        |seed| Fault::Dies { at: moment(seed) },
+        |seed| Fault::Dies { at: moment(seed), quietly: false },
         |n, victim, outcome| {
             let (error, at) = outcome.expect_err("a rank died");
-            assert_eq!(named(&error), Some(victim), "{n} ranks: {error}");
-            assert!(at < Duration::from_secs(3), "{n} ranks: after {at:?}: {error}");
+            assert_eq!(named(&error), Some(victim), "{n}: {error}");
+            assert!(at < Duration::from_secs(3), "{n}: after {at:?}: {error}");
+        },
+    );
+}
+
+#[test]
+fn a_rank_whose_channels_do_not_end_with_it_is_named_by_every_survivor_before_the_time_out() {
+    every_victim(
+        |seed| Fault::Dies { at: moment(seed), quietly: true },
+        |n, victim, outcome| {
+            let (error, at) = outcome.expect_err("a rank died");
+            assert_eq!(named(&error), Some(victim), "{n}: {error}");
+            assert!(at < Duration::from_secs(5), "{n}: after {at:?}: {error}");
         },
     );
 }
@@ -358,7 +370,7 @@ fn a_rank_that_dies_is_named_by_every_survivor_at_once() {
 fn a_rank_that_stops_for_less_than_the_time_out_is_waited_for() {
     every_victim(
         |seed| Fault::Stops { from: moment(seed), until: moment(seed) + TIMEOUT * 3 / 4 },
-        |n, _, outcome| assert!(outcome.is_ok(), "{n} ranks: {outcome:?}"),
+        |n, _, outcome| assert!(outcome.is_ok(), "{n}: {outcome:?}"),
     );
 }
 
@@ -368,8 +380,8 @@ fn a_rank_that_stops_for_longer_is_named_by_every_other() {
         |seed| Fault::Stops { from: moment(seed), until: Duration::from_secs(50) },
         |n, victim, outcome| {
             let (error, at) = outcome.expect_err("a rank stands still");
-            assert_eq!(named(&error), Some(victim), "{n} ranks: {error}");
-            assert!(at < TIMEOUT + Duration::from_secs(4), "{n} ranks: after {at:?}: {error}");
+            assert_eq!(named(&error), Some(victim), "{n}: {error}");
+            assert!(at < TIMEOUT + Duration::from_secs(4), "{n}: after {at:?}: {error}");
         },
     );
 }
@@ -380,7 +392,7 @@ fn a_rank_that_comes_too_late_is_named_with_the_call_that_it_did_not_reach() {
         |seed| Fault::Late { call: 1 + seed * 3, by: TIMEOUT * 2 },
         |n, victim, outcome| {
             let (error, _) = outcome.expect_err("a rank is late");
-            assert_eq!(named(&error), Some(victim), "{n} ranks: {error}");
+            assert_eq!(named(&error), Some(victim), "{n}: {error}");
             assert!(error.to_string().contains("has not reached all_sum #"), "{error}");
         },
     );

@@ -10,7 +10,7 @@ use nuvec_transport::{Error, Kind};
 use super::{Group, Shape};
 
 /// Rank `rank`'s `len` floats: values whose sum depends on the order.
-fn floats(rank: usize, len: usize) -> Vec<f32> {
+pub(super) fn floats(rank: usize, len: usize) -> Vec<f32> {
     let mut state = (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (0..len)
         .map(|_| {
@@ -21,7 +21,7 @@ fn floats(rank: usize, len: usize) -> Vec<f32> {
         .collect()
 }
 
-fn bytes(values: &[f32]) -> Vec<u8> {
+pub(super) fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_ne_bytes()).collect()
 }
 
@@ -76,8 +76,8 @@ fn all_reduce_sums_in_the_documented_order_on_every_rank() {
 #[test]
 fn every_length_is_right_for_every_dtype_and_collective() {
     for n in 1..=5 {
-        for k in 1..=3 {
-            let results = Shape::new(n, k).run(move |group| {
+        for shape in [Shape::new(n, 1), Shape::new(n, 2), Shape::new(n, 3), Shape::mesh(n)] {
+            let results = shape.run(move |group| {
                 let (n, me) = (group.size(), group.rank());
                 let input =
                     |rank: usize, len: usize| -> Vec<u8> { (0..len).map(|i| (i * 7 + rank * 31) as u8).collect() };
@@ -145,7 +145,7 @@ fn several_threads_move_the_lanes_of_a_large_message() {
 
 #[test]
 fn messages_of_every_size_go_between_all_pairs() {
-    Shape::new(4, 2).run(|group| {
+    let messages = |group: &Group| {
         let (n, me) = (group.size(), group.rank());
         let message = |from: usize, len: usize| -> Vec<u8> { (0..len).map(|i| (i ^ (from * 77)) as u8).collect() };
         for len in [0, 1, 1023, 1024, 2049, 100_000] {
@@ -159,12 +159,14 @@ fn messages_of_every_size_go_between_all_pairs() {
                 }
             }
         }
-    });
+    };
+    Shape::new(4, 2).run(messages);
+    Shape::mesh(4).run(messages);
 }
 
 #[test]
 fn two_threads_of_one_group_never_interleave() {
-    Shape::new(2, 1).run(|group| {
+    let threads = |group: &Group| {
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
@@ -176,13 +178,14 @@ fn two_threads_of_one_group_never_interleave() {
                 });
             }
         });
-    });
+    };
+    Shape::both(2).map(|shape| shape.run(threads));
 }
 
 /// What each rank of a pair that disagrees says, in its call or the next one.
-fn disagree(n: usize, odd: fn(&Group) -> Result<(), Error>, even: fn(&Group) -> Result<(), Error>) -> Vec<String> {
+fn disagree(shape: Shape, odd: fn(&Group) -> Result<(), Error>, even: fn(&Group) -> Result<(), Error>) -> Vec<String> {
     let start = Instant::now();
-    let errors = Shape::new(n, 2).run(move |group| {
+    let errors = shape.run(move |group| {
         let call = if group.rank() == 1 { odd(group) } else { even(group) };
         let error = call.and_then(|()| group.barrier()).and_then(|()| group.barrier()).expect_err("a mismatch");
         let later = group.barrier().expect_err("poisoned");
@@ -206,7 +209,7 @@ fn ranks_in_different_calls_get_an_error_that_names_both_and_never_data() {
         assert!(group.size() > 2 || (result.is_err() && data.iter().all(|&b| b == 1)), "data changed");
         result
     }
-    for n in [2, 3, 4] {
+    for n in [2, 3, 4].into_iter().flat_map(|n| [Shape::new(n, 2), Shape::mesh(n)]) {
         for error in disagree(n, |g| sum(g, 4, DType::F32), |g| sum(g, 8, DType::F32)) {
             assert!(error.contains("4 float32") && error.contains("8 float32"), "{error}");
         }
@@ -247,9 +250,9 @@ fn a_message_of_another_length_is_an_error_that_names_both_calls_on_both_ranks()
 
 #[test]
 fn a_rank_that_leaves_is_named_by_every_survivor() {
-    for n in 2..=5 {
+    for (n, shape) in (2..=5).flat_map(|n| Shape::both(n).map(|shape| (n, shape))) {
         for gone in 0..n {
-            let errors = Shape { capacity: 1000, ..Shape::new(n, 1) }.run(move |group| {
+            let errors = Shape { capacity: 1000, ..shape }.run(move |group| {
                 let mut data = vec![1; 100_000];
                 let first = group.all_reduce(&mut data, DType::U8, Reduction::Sum);
                 if group.rank() == gone {

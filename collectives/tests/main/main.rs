@@ -2,6 +2,7 @@
 
 mod blame;
 mod collectives;
+mod mesh;
 mod split;
 
 use std::sync::Arc;
@@ -17,6 +18,8 @@ type Group = Communicator<MemoryFabric>;
 struct Shape {
     n: usize,
     k: usize,
+    /// Every two ranks have a channel; otherwise they stand in a ring.
+    mesh: bool,
     capacity: usize,
     timeout: Duration,
     threads: usize,
@@ -24,13 +27,26 @@ struct Shape {
 
 impl Shape {
     fn new(n: usize, k: usize) -> Self {
-        Self { n, k, capacity: 1 << 16, timeout: Duration::from_secs(20), threads: 1 }
+        Self { n, k, mesh: false, capacity: 1 << 16, timeout: Duration::from_secs(20), threads: 1 }
+    }
+
+    fn mesh(n: usize) -> Self {
+        Self { mesh: true, ..Self::new(n, 1) }
+    }
+
+    /// A ring, and a mesh.
+    fn both(n: usize) -> [Self; 2] {
+        [Self::new(n, 1), Self::mesh(n)]
     }
 
     fn form(self) -> Vec<Group> {
         let controls: Vec<_> = (0..self.n).map(|_| Control::new()).collect();
         let handlers = controls.iter().map(Control::handler).collect();
-        let fabrics = memory::network(handlers, self.k, self.capacity, self.timeout);
+        let fabrics = if self.mesh {
+            memory::mesh(handlers, self.capacity, self.timeout)
+        } else {
+            memory::network(handlers, self.k, self.capacity, self.timeout)
+        };
         let options = Options::default().threads(self.threads);
         fabrics.into_iter().zip(controls).map(|(f, c)| Communicator::new(f, c, options).unwrap()).collect()
     }

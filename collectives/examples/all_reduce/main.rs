@@ -1,16 +1,21 @@
 //! How long an all-reduce of f32 takes on this machine, in place, over loopback: the median and the best time per size.
 //!
-//! `cargo run --release -p nuvec-collectives --example all_reduce -- RANKS [CONNECTIONS] [BYTES…]`
+//! `cargo run --release -p nuvec-collectives --example all_reduce -- [--mesh] RANKS [CONNECTIONS] [BYTES…]`
 //!
-//! Starts the ranks itself, as processes; rank 0 prints. To compare with another program, run both in turn, several times,
+//! With `--mesh` every two ranks have a connection; without, they stand in a ring. Starts the ranks itself, as processes; rank 0 prints. To compare with another program, run both in turn, several times,
 //! and compare the medians' ratio: a machine's speed drifts.
+
+mod mesh;
 
 use std::error::Error;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nuvec_collectives::{Communicator, DType, Options, Reduction};
+use nuvec_transport::Fabric;
 use nuvec_transport_tcp::{Address, connect};
+
+use mesh::Mesh;
 
 /// Set for a rank that this program starts: its number, and the first of the ports.
 const RANK: &str = "ALL_REDUCE_RANK";
@@ -19,14 +24,23 @@ const RANK: &str = "ALL_REDUCE_RANK";
 const SIZES: [usize; 6] = [8, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 128 << 20];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut numbers = std::env::args().skip(1).map(|a| a.parse::<usize>());
+    let flag = |name: &str| std::env::args().any(|a| a == name);
+    let mut numbers = std::env::args().skip(1).filter(|a| !a.starts_with("--")).map(|a| a.parse::<usize>());
     let ranks = numbers.next().ok_or("how many ranks?")??;
     let connections = numbers.next().transpose()?.unwrap_or(1).max(1);
     let sizes = numbers.collect::<Result<Vec<_>, _>>()?;
     let sizes = if sizes.is_empty() { SIZES.to_vec() } else { sizes };
     if let Ok(me) = std::env::var(RANK) {
         let (rank, port) = me.split_once(' ').ok_or("a rank and a port")?;
-        return run(rank.parse()?, ranks, connections, port.parse()?, &sizes);
+        let (rank, port) = (rank.parse()?, port.parse()?);
+        let options = Options::default();
+        if flag("--mesh") {
+            return measure(&Communicator::form(options, |h| Mesh::connect(ranks, rank, port, h))?, &sizes);
+        }
+        let address = |i: usize| Address::new("127.0.0.1", port + i as u16);
+        let nodes: Vec<Vec<_>> =
+            (0..ranks).map(|r| (0..connections).map(|c| address(r * connections + c)).collect()).collect();
+        return measure(&Communicator::form(options, |h| connect(&nodes, rank, &Default::default(), h))?, &sizes);
     }
     // Below every usual ephemeral range, and another one each time.
     let port = 20_000 + (std::process::id() % 10_000) as u16;
@@ -43,11 +57,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn run(rank: usize, ranks: usize, connections: usize, port: u16, sizes: &[usize]) -> Result<(), Box<dyn Error>> {
-    let address = |i: usize| Address::new("127.0.0.1", port + i as u16);
-    let nodes: Vec<Vec<_>> =
-        (0..ranks).map(|r| (0..connections).map(|c| address(r * connections + c)).collect()).collect();
-    let group = Communicator::form(Options::default(), |handler| connect(&nodes, rank, &Default::default(), handler))?;
+/// Measures each size in `group`; its rank 0 prints.
+fn measure<F: Fabric>(group: &Communicator<F>, sizes: &[usize]) -> Result<(), Box<dyn Error>> {
     for &bytes in sizes {
         // Zeros: what is added does not change the time, and sums do not grow.
         let mut data = vec![0; bytes / 4 * 4];
@@ -59,7 +70,7 @@ fn run(rank: usize, ranks: usize, connections: usize, port: u16, sizes: &[usize]
         let runs = ((256 << 20) / bytes.max(1)).clamp(5, 3000);
         let mut times = (0..runs).map(|_| once()).collect::<Result<Vec<_>, _>>()?;
         times.sort_unstable();
-        if rank == 0 {
+        if group.rank() == 0 {
             let micros = |t: Duration| t.as_secs_f64() * 1e6;
             let median = times[runs / 2];
             println!(
