@@ -26,9 +26,7 @@ pub(crate) struct Admission<'a> {
     pub(crate) control: &'a mut ControlLinks,
     pub(crate) streams: &'a Streams,
     pub(crate) rings: &'a Rings,
-    pub(crate) refusals: &'a mut Refusals,
-    pub(crate) strangers: &'a mut Warning,
-    pub(crate) refused: &'a mut Warning,
+    pub(crate) away: &'a mut TurnedAway,
     pub(crate) now: Instant,
 }
 
@@ -98,7 +96,7 @@ impl Door for Admission<'_> {
             (Role::Ring, _) if is_child(&open) => {
                 self.rings.connected(GroupId(open.group), Side::Left, index, TcpChannel::new(stream, peer));
             }
-            (Role::Control, Some(_)) => self.control.granted(stream, peer),
+            (Role::Control, Some(_)) => self.control.granted(FROM_LEFT, stream, peer),
             (Role::Ring, Some(forming)) => forming.granted(index, TcpChannel::new(stream, peer)),
             (Role::P2p, _) => self.streams.arrived((GroupId(open.group), from), index, stream, peer),
             _ => {}
@@ -106,32 +104,54 @@ impl Door for Admission<'_> {
     }
 
     fn turned_away(&mut self, from: SocketAddr, dropped: Dropped) {
-        let Dropped { text, open, rejection } = dropped;
-        match (rejection, open) {
-            (None, _) => {
-                let text = format!("rank {}: dropped a connection: {from} {text}", self.context.rank);
-                self.strangers.say(self.now, &text);
+        let Some((text, proved)) = self.away.say(self.context, from, &dropped, self.now) else { return };
+        match dropped.open {
+            Some(open) if open.role == Role::Ring && is_child(&open) => {
+                self.rings.refused(GroupId(open.group), text, proved);
             }
-            // Those come again.
-            (Some(Rejection::NotYet | Rejection::Busy), _) => {}
-            (Some(rejection), open) => {
-                let proved = !matches!(rejection, Rejection::Key | Rejection::Version);
-                let who = match &open {
-                    // What it says of itself is worth nothing before it has shown the key.
-                    Some(open) if proved => format!("{} (as rank {})", from.ip(), open.from),
-                    _ => from.ip().to_string(),
-                };
-                if let Some(line) = self.refused.line(self.now, &format!("refused: {who} {text}")) {
-                    self.context.step(format_args!("{line}"));
-                }
-                match open {
-                    Some(open) if open.role == Role::Ring && is_child(&open) => {
-                        self.rings.refused(GroupId(open.group), format!("{who} {text}"), proved);
-                    }
-                    _ if self.forming.is_some() => self.refusals.add(format!("{who} {text}"), proved),
-                    _ => {}
-                }
-            }
+            _ if self.forming.is_some() => self.away.refusals.add(text, proved),
+            _ => {}
         }
+    }
+}
+
+/// What this rank says of the connections that it did not take.
+#[derive(Debug, Default)]
+pub(crate) struct TurnedAway {
+    /// Those while the group formed.
+    pub(crate) refusals: Refusals,
+    strangers: Warning,
+    refused: Warning,
+}
+
+impl TurnedAway {
+    /// Logs one. What to keep of it for the error if the group does not form, and whether who was refused has the key, as
+    /// far as there is one; nothing of strangers, and of those that come again.
+    pub(crate) fn say(
+        &mut self,
+        context: &Context,
+        from: SocketAddr,
+        dropped: &Dropped,
+        now: Instant,
+    ) -> Option<(String, bool)> {
+        let Dropped { text, open, rejection } = dropped;
+        let rejection = match rejection {
+            None => {
+                self.strangers.say(now, &format!("rank {}: dropped a connection: {from} {text}", context.rank));
+                return None;
+            }
+            Some(Rejection::NotYet | Rejection::Busy) => return None,
+            Some(rejection) => rejection,
+        };
+        let proved = !matches!(rejection, Rejection::Key | Rejection::Version);
+        let who = match open {
+            // What it says of itself is worth nothing before it has shown the key.
+            Some(open) if proved => format!("{} (as rank {})", from.ip(), open.from),
+            _ => from.ip().to_string(),
+        };
+        if let Some(line) = self.refused.line(now, &format!("refused: {who} {text}")) {
+            context.step(format_args!("{line}"));
+        }
+        Some((format!("{who} {text}"), proved))
     }
 }

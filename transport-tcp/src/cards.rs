@@ -10,7 +10,10 @@
 
 use std::time::Duration;
 
+use nuvec_transport::Result;
+
 use crate::context::Context;
+use crate::hello::nonce;
 
 /// Bytes of a card: rank u32, connections u16, agreement u32, cores u32, time-out in ms u64, nonce[32], little-endian.
 pub(crate) const CARD: usize = 54;
@@ -101,12 +104,23 @@ pub(crate) struct Cards {
 }
 
 impl Cards {
+    /// Knows this rank's own card alone. Errors: the system has no random bytes to give.
+    pub(crate) fn own(context: &Context) -> Result<Self> {
+        let nonce = nonce().map_err(|e| e.with_rank(context.rank))?;
+        Ok(Self::new(context.size, Card::own(context, nonce)))
+    }
+
     /// Knows its own card alone.
-    pub(crate) fn new(size: usize, own: Card) -> Self {
+    fn new(size: usize, own: Card) -> Self {
         let mut all = vec![None; size];
         let rank = own.rank as usize;
         all[rank] = Some(own);
         Self { own: rank, all, ready: vec![false; size] }
+    }
+
+    /// The rank that a card, or a word, names, whether there is one or not.
+    pub(crate) fn rank_of(bytes: &[u8]) -> usize {
+        bytes.first_chunk().map_or(usize::MAX, |rank| u32::from_le_bytes(*rank) as usize)
     }
 
     /// Takes a card that arrived.

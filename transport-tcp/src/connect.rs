@@ -2,28 +2,22 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
 
-use crossbeam_channel::RecvTimeoutError;
-use nuvec_transport::{ControlHandler, Deadline, Error, Kind, Result, RingLinks, Wake};
+use nuvec_transport::{ControlHandler, Deadline, Result, RingLinks};
 use parking_lot::Mutex;
 
-use crate::cards::{Card, Cards};
+use crate::base::Base;
+use crate::cards::Cards;
 use crate::context::Context;
-use crate::control::ControlLinks;
-use crate::fabric::{Remote, TcpFabric, thread_lost};
+use crate::control::RING;
+use crate::fabric::TcpFabric;
 use crate::forming::Forming;
-use crate::hello::nonce;
 use crate::listen::Listeners;
 use crate::rings::Rings;
-use crate::service::{Mailbox, Service};
+use crate::service::Service;
 use crate::streams::Streams;
+use crate::thread::{Mailbox, Remote};
 use crate::{Address, Options};
-
-/// How much longer than forming's time-out `connect` waits for the service thread, which needs a moment to tell the
-/// others why it failed.
-const GRACE: Duration = Duration::from_secs(3);
 
 /// Forms a group: listens on this rank's addresses, connects to its neighbours, and returns once every rank is there.
 ///
@@ -34,9 +28,9 @@ const GRACE: Duration = Duration::from_secs(3);
 /// neighbours' addresses are dialled or resolved; others are once a stream to them is opened. A group of one rank opens
 /// no socket.
 ///
-/// Errors: [`Kind::Misuse`] for a list that can be no ring; [`Kind::Io`] or [`Kind::Exhausted`] when this rank cannot
-/// listen; [`Kind::Rejected`] when a neighbour refuses this rank for good; [`Kind::Mismatch`] when ranks do not fit
-/// together; [`Kind::TimedOut`], naming who is missing and what was tried; [`Kind::PeerClosed`] or [`Kind::Reset`] when a
+/// Errors, by their [kind](nuvec_transport::Kind): `Misuse` for a list that can be no ring; `Io` or `Exhausted` when this rank cannot
+/// listen; `Rejected` when a neighbour refuses this rank for good; `Mismatch` when ranks do not fit
+/// together; `TimedOut`, naming who is missing and what was tried; `PeerClosed` or `Reset` when a
 /// neighbour leaves meanwhile; and whatever the handler reports about the root group.
 pub fn connect(
     nodes: &[Vec<Address>],
@@ -83,7 +77,7 @@ fn start(
 
 /// A group of one rank.
 fn alone(context: Context) -> Result<TcpFabric> {
-    let cards = own_card(&context)?;
+    let cards = Cards::own(&context)?;
     Ok(TcpFabric {
         streams: Arc::new(Streams::new(context.connections)),
         rings: Arc::new(Rings::new(context.connections)),
@@ -94,12 +88,6 @@ fn alone(context: Context) -> Result<TcpFabric> {
     })
 }
 
-/// What this rank says of itself, as the first of the cards.
-fn own_card(context: &Context) -> Result<Cards> {
-    let nonce = nonce().map_err(|e| e.with_rank(context.rank))?;
-    Ok(Cards::new(context.size, Card::own(context, nonce)))
-}
-
 fn form(
     context: Context,
     listeners: Listeners,
@@ -107,52 +95,22 @@ fn form(
     handler: Box<dyn ControlHandler>,
 ) -> Result<TcpFabric> {
     let context = Arc::new(context);
-    let cards = own_card(&context)?;
-    let (commands, inbox) = crossbeam_channel::unbounded();
+    let cards = Cards::own(&context)?;
+    let (mailbox, inbox) = Mailbox::new(&context)?;
     let (reply, result) = crossbeam_channel::bounded(1);
-    let (life, alive) = crossbeam_channel::bounded(0);
-    let wake = Arc::new(Wake::new().map_err(|e| e.with_rank(context.rank))?);
-    let mailbox = Mailbox { commands, wake, kicked: Arc::new(AtomicBool::new(false)) };
     let streams = Arc::new(Streams::new(context.connections));
     let rings = Arc::new(Rings::new(context.connections));
-    let service = Service::new(
-        Arc::clone(&context),
-        listeners,
-        ControlLinks::new(handler, context.began),
-        Forming::new(&context, cards, deadline.instant()),
-        Arc::clone(&streams),
-        Arc::clone(&rings),
-        mailbox.clone(),
-        inbox,
-        reply,
-    );
-    let thread = std::thread::Builder::new()
-        .name(format!("nuvec-tcp-{}", context.rank))
-        .spawn(move || {
-            // Dropped last, when nothing of the thread is left.
-            let _life = life;
-            service.run();
-        })
-        .map_err(|e| Error::from_io("pthread_create", "cannot start the service thread", &e).with_rank(context.rank))?;
-    let remote = Remote { process: std::process::id(), mailbox, thread: Mutex::new(Some(thread)), alive };
-    let failed = match result.recv_deadline(deadline.instant() + GRACE) {
-        Ok(Ok(formed)) => {
-            return Ok(TcpFabric {
-                context,
-                summary: formed.summary,
-                ring: Mutex::new(Some(formed.ring)),
-                streams,
-                rings,
-                remote: Some(remote),
-            });
-        }
-        Ok(Err(e)) => e,
-        Err(RecvTimeoutError::Disconnected) => thread_lost(&context),
-        Err(RecvTimeoutError::Timeout) => {
-            remote.mailbox.send(crate::service::Command::Close(Deadline::at(Instant::now())));
-            context.error(Kind::TimedOut, "the control handler blocks the service thread")
-        }
-    };
-    remote.join(Deadline::after(Duration::from_secs(1)));
-    Err(failed)
+    let base = Base::new(Arc::clone(&context), listeners, RING, handler, mailbox.clone(), inbox);
+    let forming = Forming::new(&context, cards, deadline.instant());
+    let service = Service::new(base, forming, Arc::clone(&streams), Arc::clone(&rings), reply);
+    let remote = Remote::start(&context, mailbox, move || service.run())?;
+    let formed = remote.answer(&context, &result, deadline)?;
+    Ok(TcpFabric {
+        context,
+        summary: formed.summary,
+        ring: Mutex::new(Some(formed.ring)),
+        streams,
+        rings,
+        remote: Some(remote),
+    })
 }

@@ -1,20 +1,27 @@
 //! The control links of this rank and the handler that reads them.
 //!
+//! A link is known by its index: in a ring [`TO_RIGHT`] and [`FROM_LEFT`], in a star the rank at its other end.
+//!
 //! Calls the handler, moves its messages, and reports what the transport itself must know: cards, ended links, and that
 //! the root group failed. Understands none of the handler's messages.
 
 use std::time::{Duration, Instant};
 
-use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox};
+use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox, Peer};
 use rustix::event::{PollFd, Timespec, poll};
 
 use crate::link::{Frame, FrameKind, Link};
 use crate::socket::Stream;
 
-/// The link that this rank dialled.
+/// The link that this rank of a ring dialled.
 pub(crate) const TO_RIGHT: usize = 0;
 /// The link that it accepted.
 pub(crate) const FROM_LEFT: usize = 1;
+/// The number of links of a rank of a ring.
+pub(crate) const RING: usize = 2;
+
+/// How far each link must have written; `None` for links that were not up.
+pub(crate) type Targets = Vec<Option<u64>>;
 
 /// How long an ended link's peer may take to end its direction too: closing over unread bytes would reset the
 /// connection, and what it has not read yet might be lost.
@@ -43,7 +50,7 @@ pub(crate) struct Events {
 /// The control links and their handler.
 pub(crate) struct ControlLinks {
     handler: Box<dyn ControlHandler>,
-    slots: [Slot; 2],
+    slots: Vec<Slot>,
     began: Instant,
     ticked: Instant,
     poisoned: Option<Error>,
@@ -52,8 +59,15 @@ pub(crate) struct ControlLinks {
 }
 
 impl ControlLinks {
-    pub(crate) fn new(handler: Box<dyn ControlHandler>, began: Instant) -> Self {
-        Self { handler, slots: [Slot::Empty, Slot::Empty], began, ticked: began, poisoned: None, ended: Vec::new() }
+    /// Room for `count` links, none of which is up.
+    pub(crate) fn new(count: usize, handler: Box<dyn ControlHandler>, began: Instant) -> Self {
+        let slots = (0..count).map(|_| Slot::Empty).collect();
+        Self { handler, slots, began, ticked: began, poisoned: None, ended: Vec::new() }
+    }
+
+    /// Every link's index.
+    pub(crate) fn indices(&self) -> std::ops::Range<usize> {
+        0..self.slots.len()
     }
 
     /// The root group's first failure, as the handler reported it.
@@ -80,15 +94,23 @@ impl ControlLinks {
         }
     }
 
-    /// Takes the link that this rank dialled: it is up.
-    pub(crate) fn dialled(&mut self, stream: Stream, peer: nuvec_transport::Peer, now: Instant) {
-        self.slots[TO_RIGHT] = Slot::Up(Link::new(stream, peer));
-        self.tell_up(TO_RIGHT, now);
+    /// The rank at the other end of a link that is up, and how many bytes wait for it.
+    pub(crate) fn up(&self, index: usize) -> Option<(&Peer, usize)> {
+        match &self.slots[index] {
+            Slot::Up(link) => Some((link.peer(), link.waiting())),
+            _ => None,
+        }
     }
 
-    /// Takes a link that was granted to the left: it is up at its first frame.
-    pub(crate) fn granted(&mut self, stream: Stream, peer: nuvec_transport::Peer) {
-        self.slots[FROM_LEFT] = Slot::Silent(Link::new(stream, peer));
+    /// Takes a link that this rank dialled: it is up.
+    pub(crate) fn dialled(&mut self, index: usize, stream: Stream, peer: Peer, now: Instant) {
+        self.slots[index] = Slot::Up(Link::new(stream, peer));
+        self.tell_up(index, now);
+    }
+
+    /// Takes a link that was granted to its dialler: it is up at its first frame.
+    pub(crate) fn granted(&mut self, index: usize, stream: Stream, peer: Peer) {
+        self.slots[index] = Slot::Silent(Link::new(stream, peer));
     }
 
     fn tell_up(&mut self, index: usize, now: Instant) {
@@ -164,7 +186,7 @@ impl ControlLinks {
     /// Reads what came, with the handler called for each message.
     pub(crate) fn read(&mut self, now: Instant) -> Events {
         let mut events = Events::default();
-        for index in [TO_RIGHT, FROM_LEFT] {
+        for index in self.indices() {
             self.read_link(index, now, &mut events);
         }
         events
@@ -177,7 +199,7 @@ impl ControlLinks {
 
     /// Writes what waits, as far as the links take it.
     pub(crate) fn write(&mut self) {
-        for index in [TO_RIGHT, FROM_LEFT] {
+        for index in self.indices() {
             if let Slot::Up(link) = &mut self.slots[index]
                 && let Err(e) = link.write()
             {
@@ -221,16 +243,17 @@ impl ControlLinks {
         }
     }
 
-    /// How far each link must have written for all that is queued now to be written; `None` for links that have ended.
-    pub(crate) fn targets(&self) -> [Option<u64>; 2] {
-        [TO_RIGHT, FROM_LEFT].map(|index| match &self.slots[index] {
+    /// How far each link must have written for all that is queued now to be written.
+    pub(crate) fn targets(&self) -> Targets {
+        let target = |slot: &Slot| match slot {
             Slot::Up(link) => Some(link.progress().1),
             _ => None,
-        })
+        };
+        self.slots.iter().map(target).collect()
     }
 
     /// Whether the links have written that far, or ended.
-    pub(crate) fn reached(&self, targets: &[Option<u64>; 2]) -> bool {
+    pub(crate) fn reached(&self, targets: &[Option<u64>]) -> bool {
         self.slots.iter().zip(targets).all(|(slot, target)| match (slot, target) {
             (Slot::Up(link), Some(target)) => link.progress().0 >= *target,
             _ => true,
@@ -255,7 +278,7 @@ impl ControlLinks {
                 break;
             }
         }
-        self.slots = [Slot::Ended, Slot::Ended];
+        self.slots.fill_with(|| Slot::Ended);
     }
 
     /// Reads and forgets what came. A peer that has ended its direction reads no more words of this rank.

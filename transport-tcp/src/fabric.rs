@@ -2,50 +2,18 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError};
-use nuvec_transport::{Deadline, Error, Fabric, GroupId, Kind, Links, Peer, Result, RingLinks, Wake};
+use nuvec_transport::{Deadline, Fabric, GroupId, Kind, Links, Peer, Result, RingLinks, Wake};
 use parking_lot::Mutex;
 
 use crate::cards::Summary;
 use crate::channel::{TcpChannel, TcpReceiver, TcpSender};
 use crate::context::Context;
 use crate::rings::Rings;
-use crate::service::{Command, Mailbox};
+use crate::service::RingCommand;
 use crate::streams::Streams;
-
-/// The longest that the service thread is waited for when the group closes.
-const CLOSE: Duration = Duration::from_secs(1);
-
-/// How long a thread that has nothing more to write may take to end.
-const NOTICE: Duration = Duration::from_millis(200);
-
-/// The service thread of a group with peers.
-pub(crate) struct Remote {
-    /// The process that the thread runs in.
-    pub(crate) process: u32,
-    pub(crate) mailbox: Mailbox,
-    pub(crate) thread: Mutex<Option<JoinHandle<()>>>,
-    /// Ends with the thread.
-    pub(crate) alive: Receiver<std::convert::Infallible>,
-}
-
-impl Remote {
-    /// Waits for the thread to end, until the deadline at the longest.
-    pub(crate) fn join(&self, deadline: Deadline) {
-        if let Err(RecvTimeoutError::Timeout) = self.alive.recv_deadline(deadline.instant()) {
-            tracing::warn!("the service thread did not end in time and is left behind: its control handler blocks");
-            return;
-        }
-        if let Some(thread) = self.thread.lock().take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the service thread panicked");
-        }
-    }
-}
+use crate::thread::{CLOSE, Command, Remote};
 
 /// A formed group of ranks over TCP. See [`connect`](crate::connect).
 ///
@@ -59,7 +27,7 @@ pub struct TcpFabric {
     pub(crate) streams: Arc<Streams>,
     pub(crate) rings: Arc<Rings>,
     /// `None` for a group of one rank.
-    pub(crate) remote: Option<Remote>,
+    pub(crate) remote: Option<Remote<RingCommand>>,
 }
 
 impl TcpFabric {
@@ -77,7 +45,7 @@ impl TcpFabric {
 impl TcpFabric {
     /// Whether this is a forked child of the process that has the service thread.
     fn in_another_process(&self) -> bool {
-        self.remote.as_ref().is_some_and(|remote| remote.process != std::process::id())
+        self.remote.as_ref().is_some_and(Remote::in_another_process)
     }
 }
 
@@ -155,7 +123,7 @@ impl Fabric for TcpFabric {
         let dialled = self
             .remote
             .as_ref()
-            .is_some_and(|remote| remote.mailbox.send(Command::OpenRing { group, right, deadline }));
+            .is_some_and(|remote| remote.mailbox.send(Command::Own(RingCommand::OpenRing { group, right, deadline })));
         if !dialled {
             self.rings.fail(group, self.context.error(Kind::Closed, "the group was closed"));
         }
@@ -174,7 +142,7 @@ impl Fabric for TcpFabric {
         match &self.remote {
             _ if to >= self.context.size => refuse(Kind::Misuse, format!("there is no rank {to} to send to")),
             _ if to == self.context.rank => refuse(Kind::Misuse, "a rank opens no stream to itself".into()),
-            Some(remote) if remote.mailbox.send(Command::Open(key, deadline)) => {}
+            Some(remote) if remote.mailbox.send(Command::Own(RingCommand::Open(key, deadline))) => {}
             _ => refuse(Kind::Closed, "the group was closed".into()),
         }
     }
@@ -195,7 +163,7 @@ impl Fabric for TcpFabric {
         self.streams.leave(group);
         self.rings.leave(group);
         if let Some(remote) = &self.remote {
-            remote.mailbox.send(Command::Leave(group));
+            remote.mailbox.send(Command::Own(RingCommand::Leave(group)));
         }
     }
 
@@ -206,16 +174,7 @@ impl Fabric for TcpFabric {
     }
 
     fn flush_control(&self, deadline: Deadline) -> bool {
-        let Some(remote) = &self.remote else { return true };
-        if self.in_another_process() {
-            return true;
-        }
-        let (reply, flushed) = crossbeam_channel::bounded(1);
-        if !remote.mailbox.send(Command::Flush(reply)) {
-            return true;
-        }
-        // A thread that has ended has no live link left.
-        !matches!(flushed.recv_deadline(deadline.instant()), Err(RecvTimeoutError::Timeout))
+        self.remote.as_ref().is_none_or(|remote| remote.flush(deadline))
     }
 
     /// Waits at most until the deadline, but always for as long as the thread needs to notice, and at most about a second.
@@ -224,25 +183,20 @@ impl Fabric for TcpFabric {
             return;
         }
         if let Some(remote) = &self.remote {
-            remote.mailbox.send(Command::Close(deadline));
-            let notice = Deadline::after(NOTICE);
-            remote.join(deadline.sooner(CLOSE).max(notice));
+            remote.close(deadline);
         }
         self.streams.end();
         self.rings.end();
     }
 }
 
-/// The error of a call that found the service thread gone.
-pub(crate) fn thread_lost(context: &Context) -> Error {
-    context.error(Kind::Io, "the service thread ended without a word: its control handler panicked")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::thread::NOTICE;
     use crate::{Address, Options, connect_with_listeners};
-    use nuvec_transport::{ControlHandler, LinkId, Outbox};
+    use crossbeam_channel::RecvTimeoutError;
+    use nuvec_transport::{ControlHandler, Error, LinkId, Outbox};
     use std::net::TcpListener;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Instant;

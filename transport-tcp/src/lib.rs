@@ -65,6 +65,7 @@
 
 mod address;
 mod admission;
+mod base;
 pub mod bootstrap;
 mod cards;
 mod channel;
@@ -88,6 +89,7 @@ mod rings;
 mod service;
 mod socket;
 mod streams;
+mod thread;
 
 pub use address::Address;
 pub use channel::{TcpChannel, TcpReceiver, TcpSender};

@@ -7,7 +7,7 @@
 
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
@@ -176,6 +176,12 @@ impl Stream {
     /// Whether this connection met itself: dialling a closed local port can pick that very port as its own.
     pub(crate) fn is_self(&self) -> bool {
         matches!((self.socket.local_addr(), self.socket.peer_addr()), (Ok(a), Ok(b)) if a == b)
+    }
+
+    /// The host at the other end, as far as it is known.
+    pub(crate) fn peer_host(&self) -> Option<IpAddr> {
+        let address = self.socket.peer_addr().and_then(plain).ok()?;
+        Some(address.ip().to_canonical())
     }
 
     /// One sendmsg(2) of at most [`MAX_SEND`] bytes; 0 when there is no room.

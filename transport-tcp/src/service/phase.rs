@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use nuvec_transport::{Error, Kind, RingLinks};
 
-use super::{End, LAST_WORDS, Service};
+use super::Service;
 use crate::cards::{Learned, Summary};
 use crate::channel::TcpChannel;
-use crate::control::{FROM_LEFT, TO_RIGHT};
+use crate::control::{FROM_LEFT, TO_RIGHT, Targets};
 use crate::dials::Purpose;
 use crate::forming::{Forming, with_notes};
 use crate::link::{Frame, FrameKind};
@@ -25,7 +25,7 @@ pub(super) enum Phase {
     Forming(Forming),
     /// Everything is there; what the neighbours still need of this rank is being written.
     Settling {
-        targets: [Option<u64>; 2],
+        targets: Targets,
         deadline: Instant,
         formed: Box<Formed>,
     },
@@ -52,62 +52,57 @@ impl Service {
         };
         match learned {
             Learned::Known => {}
-            Learned::New => self.control.send(1 - link, *kind, payload),
+            Learned::New => self.base.control.send(1 - link, *kind, payload),
             Learned::Malformed(what) => {
-                let from = if link == TO_RIGHT { self.context.right() } else { self.context.left() };
-                let peer = self.context.peer(from, 0);
-                self.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
+                let from = if link == TO_RIGHT { self.base.context.right() } else { self.base.context.left() };
+                let peer = self.base.context.peer(from, 0);
+                self.base.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
             }
             Learned::Unfit(rank, what) => {
                 // The other neighbour finds the same, and so need not ask why this rank left.
-                self.control.send(1 - link, *kind, payload);
-                let peer = self.context.peer(rank, 0);
-                self.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
+                self.base.control.send(1 - link, *kind, payload);
+                let peer = self.base.context.peer(rank, 0);
+                self.base.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
             }
         }
     }
 
     /// Links have ended.
     pub(super) fn links_ended(&mut self, ended: Vec<(usize, Error)>, now: Instant) {
-        for (link, why) in ended {
-            self.context.step(format_args!("{why}"));
-            let why = why.with_rank(self.context.rank);
-            if why.kind() == Kind::Mismatch {
-                // Others only see that the connections break; this is why.
-                tracing::warn!("{why}");
-            }
-            self.control.tell_ended(link, &why, now);
+        for (_, why) in ended {
             // A neighbour that needs nothing more of us may have formed, worked and left already.
             if let Phase::Forming(forming) = &self.phase
                 && !forming.complete()
             {
                 let what = format!("left before the group had formed: it {}", why.what());
-                self.fail(with_notes(why.with_what(what), self.refusals.text(self.context.rank)), now);
+                self.base
+                    .fail(with_notes(why.with_what(what), self.base.away.refusals.text(self.base.context.rank)), now);
             }
         }
     }
 
     /// Whether forming is over, one way or the other.
     pub(super) fn check_forming(&mut self, now: Instant) {
-        if self.end.is_some() || matches!(self.phase, Phase::Formed) {
+        if !self.base.goes_on() || matches!(self.phase, Phase::Formed) {
             return;
         }
-        if let Some(poison) = self.control.poisoned() {
+        if let Some(poison) = self.base.control.poisoned() {
             let poison = poison.clone();
-            return self.fail(poison, now);
+            return self.base.fail(poison, now);
         }
         if let Phase::Forming(forming) = &mut self.phase
-            && forming.connected(&self.control)
+            && forming.connected(&self.base.control)
             && let Some(word) = forming.cards.own_ready()
         {
-            [TO_RIGHT, FROM_LEFT].into_iter().for_each(|link| self.control.send(link, FrameKind::Ready, &word));
+            [TO_RIGHT, FROM_LEFT].into_iter().for_each(|link| self.base.control.send(link, FrameKind::Ready, &word));
         }
         match &mut self.phase {
             Phase::Forming(forming) if forming.complete() => self.settle(),
             Phase::Forming(forming) if now >= forming.deadline => {
                 let unreached = self.dials.unreached(Purpose::is_to_right, now);
-                let error = forming.timed_out(&self.context, &self.control, unreached, &self.refusals, now);
-                self.fail(with_notes(error, self.listeners.shortage()), now);
+                let error =
+                    forming.timed_out(&self.base.context, &self.base.control, unreached, &self.base.away.refusals, now);
+                self.base.fail(with_notes(error, self.base.listeners.shortage()), now);
             }
             _ => {}
         }
@@ -120,41 +115,27 @@ impl Service {
         let (summary, ring, deadline) = (forming.cards.summary(), forming.ring(), forming.deadline);
         self.session = summary.session;
         let formed = Box::new(Formed { summary, ring });
-        self.phase = Phase::Settling { targets: self.control.targets(), deadline, formed };
-        self.control.write();
+        self.phase = Phase::Settling { targets: self.base.control.targets(), deadline, formed };
+        self.base.control.write();
     }
 
     /// Whether what the neighbours need of this rank has been written.
     fn check_settled(&mut self, now: Instant) {
         let Phase::Settling { targets, deadline, .. } = &self.phase else { return };
-        if !self.control.reached(targets) {
+        if !self.base.control.reached(targets) {
             if now >= *deadline {
-                let error = self.context.error(Kind::TimedOut, "a neighbour does not read its control link");
-                self.fail(error, now);
+                let error = self.base.context.error(Kind::TimedOut, "a neighbour does not read its control link");
+                self.base.fail(error, now);
             }
             return;
         }
         if let Phase::Settling { formed, .. } = std::mem::replace(&mut self.phase, Phase::Formed) {
-            let seconds = now.saturating_duration_since(self.context.began).as_secs_f64();
-            self.context.step(format_args!("the group of {} has formed in {seconds:.3} s", self.context.size));
+            let seconds = now.saturating_duration_since(self.base.context.began).as_secs_f64();
+            self.base
+                .context
+                .step(format_args!("the group of {} has formed in {seconds:.3} s", self.base.context.size));
             // Whoever asked may have given up: then the fabric's end closes this thread too.
             let _ = self.reply.send(Ok(*formed));
         }
-    }
-
-    /// Forming has failed.
-    pub(super) fn fail(&mut self, error: Error, now: Instant) {
-        if self.end.is_some() {
-            return;
-        }
-        // What the handler reported first is the cause; then it has told the others already.
-        let error = match self.control.poisoned() {
-            Some(poison) => poison.clone(),
-            None => {
-                self.control.tell_failed(&error, now);
-                error
-            }
-        };
-        self.end = Some(End { error: Some(error.with_rank(self.context.rank)), by: now + LAST_WORDS });
     }
 }

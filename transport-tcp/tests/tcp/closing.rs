@@ -7,11 +7,6 @@ use nuvec_transport_tcp::{Options, connect_with_listeners};
 
 use crate::support::*;
 
-/// This process's threads, where the system counts them.
-fn threads() -> usize {
-    std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
-}
-
 #[test]
 fn two_hundred_failures_leave_nothing_behind() {
     alone("closing::two_hundred_failures_leave_nothing_behind", || {
@@ -125,19 +120,6 @@ fn a_neighbours_ring_goes_on_after_the_end_of_a_rank_that_is_done() {
 fn a_group_that_has_nothing_to_do_sleeps() {
     alone("closing::a_group_that_has_nothing_to_do_sleeps", || {
         let _fabrics = Group::new("127.0.0.1", 3, 2).form();
-        // Context switches of every service thread.
-        let switches = || -> u64 {
-            let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-            let service = tasks.filter(|task| {
-                std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("nuvec-tcp"))
-            });
-            let of = |task: std::path::PathBuf| -> u64 {
-                let status = std::fs::read_to_string(task.join("status")).unwrap();
-                let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
-                line.split_whitespace().last().unwrap().parse().unwrap()
-            };
-            service.map(of).sum()
-        };
         std::thread::sleep(Duration::from_millis(200));
         let before = switches();
         std::thread::sleep(Duration::from_secs(2));

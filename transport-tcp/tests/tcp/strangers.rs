@@ -11,7 +11,16 @@ use nuvec_transport_tcp::{Options, connect_with_listeners};
 use crate::support::*;
 
 /// A stranger: what it does with its connection, which is held until the group has formed.
-type Stranger = fn(SocketAddr) -> Option<TcpStream>;
+pub(crate) type Stranger = fn(SocketAddr) -> Option<TcpStream>;
+
+/// Every kind of stranger.
+pub(crate) const KINDS: [(&str, Stranger); 5] = [
+    ("comes and goes", comes_and_goes),
+    ("asks for a page", asks_for_a_page),
+    ("says three bytes", says_three_bytes),
+    ("says nothing", says_nothing),
+    ("makes noise", makes_noise),
+];
 
 fn comes_and_goes(to: SocketAddr) -> Option<TcpStream> {
     TcpStream::connect(to).ok();
@@ -44,14 +53,7 @@ fn makes_noise(to: SocketAddr) -> Option<TcpStream> {
 
 #[test]
 fn two_hundred_strangers_of_every_kind_do_not_hinder_a_group() {
-    let kinds: [(&str, Stranger); 5] = [
-        ("comes and goes", comes_and_goes),
-        ("asks for a page", asks_for_a_page),
-        ("says three bytes", says_three_bytes),
-        ("says nothing", says_nothing),
-        ("makes noise", makes_noise),
-    ];
-    for (name, stranger) in kinds {
+    for (name, stranger) in KINDS {
         let mut group = Group::new("127.0.0.1", 4, 1);
         // The last rank starts once all strangers are at the first's door.
         let late = group.listeners[3].take().unwrap();

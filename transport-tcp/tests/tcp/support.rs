@@ -273,6 +273,25 @@ pub(crate) fn descriptors() -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
+/// This process's threads, where the system counts them.
+pub(crate) fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+}
+
+/// How often the service threads of this process have gone to sleep so far.
+#[cfg(target_os = "linux")]
+pub(crate) fn switches() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let service =
+        tasks.filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("nuvec-tcp")));
+    let of = |task: std::path::PathBuf| -> u64 {
+        let status = std::fs::read_to_string(task.join("status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches")).unwrap();
+        line.split_whitespace().last().unwrap().parse().unwrap()
+    };
+    service.map(of).sum()
+}
+
 /// Runs a test of this binary again in a process of its own, so that what it counts is its own.
 pub(crate) fn alone(name: &str, work: impl FnOnce()) {
     const ALONE: &str = "NUVEC_TEST_ALONE";
