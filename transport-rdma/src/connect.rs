@@ -54,9 +54,9 @@ pub fn connect(
     form(devices, rank, topology, options, handler, meet)
 }
 
-/// As [`connect`], with sockets that rank 0 listens on already.
-#[cfg(feature = "testing")]
-pub(crate) fn connect_with_listeners(
+/// As [`connect`], with sockets that listen already: from socket activation, or bound to a port that the system chose.
+/// Rank 0 needs at least one; the other ranks use none.
+pub fn connect_with_listeners(
     listeners: Vec<std::net::TcpListener>,
     coordinator: &Address,
     devices: &[Vec<Vec<String>>],

@@ -13,6 +13,6 @@ mod sys;
 mod verbs;
 
 pub use channel::{RdmaChannel, RdmaReceiver, RdmaSender};
-pub use connect::{check, connect, devices};
+pub use connect::{check, connect, connect_with_listeners, devices};
 pub use fabric::RdmaFabric;
 pub use options::{Options, QueuePairs, Topology};
