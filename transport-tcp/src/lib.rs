@@ -6,6 +6,8 @@
 //! control messages between neighbours for the [`ControlHandler`](nuvec_transport::ControlHandler) that it was given.
 //! Collectives run on top, in `nuvec-collectives`.
 //!
+//! Transports of another kind, such as RDMA, have their ranks meet by [`bootstrap`]: a star around rank 0.
+//!
 //! - Every connection begins with a *hello* that makes sure that both ends mean the same group, rank and connection, and
 //!   with a [`Key`] proves that both have it. What connects and is no rank of the group (a scanner, an HTTP client) is
 //!   dropped and hinders nobody.
