@@ -65,6 +65,9 @@ impl Options {
 /// later calls fail at once and repeat it. Errors of [`Kind::Misuse`] are found before any byte is moved and leave the
 /// group as it was.
 ///
+/// The transport's [`Links`] decide how the ranks work together: round a ring, or over a mesh, where every two ranks have
+/// a channel. Which it is shows in the order in which sums are made, and in that a mesh does not [`split`](Self::split).
+///
 /// ```
 /// use std::time::{Duration, Instant};
 /// use nuvec_collectives::{Communicator, Control, DType, Options, Reduction};
@@ -217,8 +220,10 @@ impl<F: Fabric> Communicator<F> {
     /// same bits, and a rerun repeats them.
     ///
     /// Up to 16 KiB the ranks' data are reduced in rank order, ((x_0 + x_1) + x_2) + …; beyond, each part of the data in
-    /// the order of the ring, beginning at the rank where that part starts ([`plan::all_reduce`]). Errors: see
-    /// [`Communicator`]; [`Kind::Misuse`] if `data` is not whole elements.
+    /// the order of the ring, beginning at the rank where that part starts ([`plan::all_reduce`]). Over a mesh, up to 16
+    /// KiB in rank order too; beyond, block r of `size` equal ones ([`plan::mesh::all_reduce`]) beginning with rank r,
+    /// ((x_r + x_{r+1}) + x_{r+2}) + … modulo `size`. Errors: see [`Communicator`]; [`Kind::Misuse`] if `data` is not
+    /// whole elements.
     pub fn all_reduce(&self, data: &mut [u8], dtype: DType, reduction: Reduction) -> Result<()> {
         let width = dtype.size();
         let short = data.len() <= SHORT;
@@ -278,7 +283,8 @@ impl<F: Fabric> Communicator<F> {
 
     /// Reduces `data`, `size` blocks of equally many elements of `dtype`, with every rank's: on return block `rank` holds
     /// the result, and the other blocks hold partial results. Each block is reduced in the order of the ring, ending with
-    /// its own rank's part. Errors: see [`Communicator`]; [`Kind::Misuse`] if `data` is not whole elements or blocks.
+    /// its own rank's part; over a mesh, beginning with it, ((x_r + x_{r+1}) + x_{r+2}) + … modulo `size`. Errors: see
+    /// [`Communicator`]; [`Kind::Misuse`] if `data` is not whole elements or blocks.
     pub fn reduce_scatter(&self, data: &mut [u8], dtype: DType, reduction: Reduction) -> Result<()> {
         let width = dtype.size();
         let call = Call { reduction: Some((reduction, dtype)), ..self.call(Operation::ReduceScatter, data.len()) };
@@ -294,7 +300,7 @@ impl<F: Fabric> Communicator<F> {
         })
     }
 
-    /// Replaces every rank's `data` (equally many bytes on each) with rank `root`'s. Errors: see [`Communicator`];
+    /// Replaces every rank's `data` (equally many bytes on each) with rank `root`'s. Nothing is reduced. Errors: see [`Communicator`];
     /// [`Kind::Misuse`] if there is no such rank.
     pub fn broadcast(&self, root: usize, data: &mut [u8]) -> Result<()> {
         let call = Call { root: root as u16, ..self.call(Operation::Broadcast, data.len()) };

@@ -1,8 +1,11 @@
 //! How long an all-reduce of f32 takes on this machine, in place, over loopback: the median and the best time per size.
 //!
-//! `cargo run --release -p nuvec-collectives --example all_reduce -- [--mesh] RANKS [CONNECTIONS] [BYTES…]`
+//! `cargo run --release -p nuvec-collectives --example all_reduce -- [--mesh] [--broadcast] RANKS [CONNECTIONS] [BYTES…]`
 //!
-//! With `--mesh` every two ranks have a connection; without, they stand in a ring. Starts the ranks itself, as processes; rank 0 prints. To compare with another program, run both in turn, several times,
+//! With `--mesh` every two ranks have a connection; without, they stand in a ring. With
+//! `--broadcast` it is not an all-reduce that is timed but a broadcast, from each rank in turn.
+//!
+//! Starts the ranks itself, as processes; rank 0 prints. To compare with another program, run both in turn, several times,
 //! and compare the medians' ratio: a machine's speed drifts.
 
 mod mesh;
@@ -20,6 +23,9 @@ use mesh::Mesh;
 /// Set for a rank that this program starts: its number, and the first of the ports.
 const RANK: &str = "ALL_REDUCE_RANK";
 
+/// Times a broadcast instead.
+const BROADCAST: &str = "--broadcast";
+
 /// Sizes without any given, in bytes.
 const SIZES: [usize; 6] = [8, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 128 << 20];
 
@@ -35,12 +41,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (rank, port) = (rank.parse()?, port.parse()?);
         let options = Options::default();
         if flag("--mesh") {
-            return measure(&Communicator::form(options, |h| Mesh::connect(ranks, rank, port, h))?, &sizes);
+            return measure(
+                &Communicator::form(options, |h| Mesh::connect(ranks, rank, port, h))?,
+                &sizes,
+                flag(BROADCAST),
+            );
         }
         let address = |i: usize| Address::new("127.0.0.1", port + i as u16);
         let nodes: Vec<Vec<_>> =
             (0..ranks).map(|r| (0..connections).map(|c| address(r * connections + c)).collect()).collect();
-        return measure(&Communicator::form(options, |h| connect(&nodes, rank, &Default::default(), h))?, &sizes);
+        return measure(
+            &Communicator::form(options, |h| connect(&nodes, rank, &Default::default(), h))?,
+            &sizes,
+            flag(BROADCAST),
+        );
     }
     // Below every usual ephemeral range, and another one each time.
     let port = 20_000 + (std::process::id() % 10_000) as u16;
@@ -58,12 +72,18 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Measures each size in `group`; its rank 0 prints.
-fn measure<F: Fabric>(group: &Communicator<F>, sizes: &[usize]) -> Result<(), Box<dyn Error>> {
+fn measure<F: Fabric>(group: &Communicator<F>, sizes: &[usize], broadcast: bool) -> Result<(), Box<dyn Error>> {
     for &bytes in sizes {
         // Zeros: what is added does not change the time, and sums do not grow.
         let mut data = vec![0; bytes / 4 * 4];
         let mut once = || {
             let start = Instant::now();
+            if broadcast {
+                let n = group.size();
+                return (0..n)
+                    .try_for_each(|root| group.broadcast(root, &mut data))
+                    .map(|()| start.elapsed() / n as u32);
+            }
             group.all_reduce(&mut data, DType::F32, Reduction::Sum).map(|()| start.elapsed())
         };
         once()?;

@@ -50,7 +50,7 @@ fn large_broadcasts_and_gathers_over_a_mesh_are_right() {
     for n in 2..=5 {
         Shape::mesh(n).run(|group| {
             let (n, me) = (group.size(), group.rank());
-            for len in [16 << 10, (16 << 10) + 1, 1_000_003] {
+            for len in [64 << 10, (64 << 10) + 1, 1_000_003] {
                 let input = |rank: usize| -> Vec<u8> { (0..len).map(|i| (i * 7 + rank * 31) as u8).collect() };
                 for root in 0..n {
                     let mut data = input(me);
