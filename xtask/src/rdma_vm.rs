@@ -65,7 +65,7 @@ fn parts() -> Vec<Part> {
         command: ["sh", "-euc", script].map(String::from).to_vec(),
         devices,
         loss,
-        limit: Duration::from_secs(120),
+        limit: Duration::from_secs(300),
         ..Part::default()
     };
     // Two ends of a ping-pong, which meet over the loopback; $1 is the kind of queue pair, the rest are options.

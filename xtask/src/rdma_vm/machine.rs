@@ -15,8 +15,8 @@ use super::image::Image;
 use super::{Part, guest};
 use crate::Result;
 
-/// How long the machine may take to come up. About 10 s, but it is emulated, and may share its processors.
-const BOOT: Duration = Duration::from_secs(300);
+/// How long the machine may take to come up. About 10 s on two free processors, but minutes on busy ones.
+const BOOT: Duration = Duration::from_secs(600);
 /// How much longer than a part's limit the machine may take to say how the part ended.
 const GRACE: Duration = Duration::from_secs(60);
 /// How many of the console's last lines an error shows.
@@ -314,7 +314,7 @@ mod tests {
         let parts = [part("first", 10), part("second", 1000)];
         let start = Instant::now();
         let mut progress = Progress { parts: &parts, ready: false, ended: 0, deadline: start + BOOT };
-        assert_eq!(progress.overdue(), "the machine was not up after 300 s");
+        assert_eq!(progress.overdue(), "the machine was not up after 600 s");
         let mut told = Vec::new();
         let mut take = |progress: &mut Progress<'_>, words: &str| {
             progress.take(Piece::Mark(words), &mut |event| told.push(format!("{event:?}")))
