@@ -117,6 +117,73 @@ fn a_link_that_ends_is_the_end_of_its_rank_and_poisons_nothing() {
     assert!(ranks[0].0.is_gone(1) && !ranks[0].0.is_gone(2));
 }
 
+/// The ranks of a star, whose rank 0 has a link to every other; a link is known by the rank at its other end. With the
+/// links up.
+fn star(n: usize) -> Vec<(Control, Box<dyn ControlHandler>)> {
+    let mut ranks = ring(n);
+    for rank in 1..n {
+        for (from, to) in [(0, rank), (rank, 0)] {
+            let (link, peer) = (LinkId(to as u32), Peer::new(to, "x"));
+            ranks[from].1.link_up(link, &peer, Duration::ZERO, &mut Outbox::default());
+        }
+    }
+    ranks
+}
+
+/// Has one rank of a star do something, and delivers all that follows from it; how many messages that were.
+fn in_star(
+    ranks: &mut [(Control, Box<dyn ControlHandler>)],
+    from: usize,
+    act: impl FnOnce(&mut dyn ControlHandler, &mut Outbox),
+) -> usize {
+    let mut out = Outbox::default();
+    act(&mut *ranks[from].1, &mut out);
+    let mut queue: Vec<_> = out.messages.into_iter().map(|message| (from, message)).collect();
+    let mut count = 0;
+    while let Some((from, (link, message))) = queue.pop() {
+        count += 1;
+        let (to, mut out) = (link.0 as usize, Outbox::default());
+        ranks[to].1.message(LinkId(from as u32), &message, Duration::from_secs(1), &mut out);
+        queue.extend(out.messages.into_iter().map(|message| (to, message)));
+    }
+    count
+}
+
+#[test]
+fn a_star_passes_on_aborts_reports_requests_and_ends_once_to_every_rank() {
+    for n in 2..6 {
+        for acting in 0..n {
+            let mut ranks = star(n);
+            let groups: Vec<_> = ranks.iter().map(|(c, _)| c.join(GroupId::ROOT)).collect();
+            // A report of its own goes to every other rank, once.
+            let tick = |handler: &mut dyn ControlHandler, out: &mut Outbox| handler.tick(Duration::from_secs(1), out);
+            groups[acting].enter(Doing::ALL_SUM, 57);
+            assert_eq!(in_star(&mut ranks, acting, tick), n - 1);
+            assert!(ranks.iter().all(|(control, _)| control.status()[acting].calls[0].sequence == 57));
+            // So does a request, and every rank answers it.
+            ranks[acting].0.ask();
+            in_star(&mut ranks, acting, tick);
+            assert!(ranks[acting].0.all_heard_since(Duration::ZERO), "rank {acting} of {n}");
+            // An end that rank 0 sees, of the last rank, is known to all.
+            let (last, why) = (n - 1, Error::new(Kind::PeerClosed, "closed the connection"));
+            let end = |handler: &mut dyn ControlHandler, out: &mut Outbox| {
+                handler.link_ended(LinkId(last as u32), &why, Duration::from_secs(1), out);
+            };
+            assert_eq!(in_star(&mut ranks, 0, end), n - 2);
+            assert!(ranks[..last].iter().all(|(control, _)| control.is_gone(last)));
+            // An Abort reaches all that are left.
+            if acting < last {
+                let error = Error::new(Kind::Device, "broke").with_peer(&Peer::new(last, "x"));
+                ranks[acting].0.fail(GroupId::ROOT, &groups[acting], error);
+                in_star(&mut ranks, acting, tick);
+                for group in &groups[..last] {
+                    assert_eq!(group.check().expect_err("poisoned").peer().map(|p| p.rank), Some(last));
+                }
+            }
+        }
+    }
+}
+
 /// Calls every rank's tick at `now` and delivers what comes of it.
 fn tick(ranks: &mut [(Control, Box<dyn ControlHandler>)], now: Duration, silent: &[usize]) {
     for rank in (0..ranks.len()).filter(|r| !silent.contains(r)) {
