@@ -1,6 +1,7 @@
 //! [`connect`]: from a matrix of devices to a group whose queue pairs are connected.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -168,12 +169,14 @@ pub(crate) fn prepare(places: Vec<Place>, options: &Options) -> Result<Vec<End>>
     };
     let mut ends = Vec::new();
     for place in places {
-        if !devices.contains_key(&place.device) {
-            let device = list.open(&place.device)?;
-            let port = device.port(options.gid_index)?;
-            devices.insert(place.device.clone(), Opened { domain: ProtectionDomain::new(&device)?, port });
-        }
-        let Some(opened) = devices.get(&place.device) else { continue };
+        let opened = match devices.entry(place.device.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(free) => {
+                let device = list.open(&place.device)?;
+                let port = device.port(options.gid_index)?;
+                free.insert(Opened { domain: ProtectionDomain::new(&device)?, port })
+            }
+        };
         ends.push(end(place, opened, &mut kind, options)?);
     }
     Ok(ends)
@@ -241,11 +244,13 @@ fn join(ends: Vec<End>, bootstrap: &bootstrap::Bootstrap) -> Result<Vec<(Place, 
     let mut joined = Vec::new();
     for end in ends {
         let peer = end.place.peer;
-        if !cards.contains_key(&peer) {
-            let card = bootstrap.cards().get(peer).map(Vec::as_slice).unwrap_or_default();
-            cards.insert(peer, card::decode(card, peer)?);
-        }
-        let offers = cards.get(&peer).map(Vec::as_slice).unwrap_or_default();
+        let offers = match cards.entry(peer) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                let card = bootstrap.cards().get(peer).map(Vec::as_slice).unwrap_or_default();
+                place.insert(card::decode(card, peer)?)
+            }
+        };
         let address = format!("{} by {}", bootstrap.peer(peer).address, end.place.device);
         let peer = Peer::new(peer, address);
         joined.push(connect_end(end, bootstrap.rank(), offers, peer, bootstrap.timeout())?);

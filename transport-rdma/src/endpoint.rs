@@ -514,10 +514,10 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Registers what `config` needs. Errors: those of [`Slab::new`].
+    /// Registers what `config` needs. Errors: those of [`Slab::register`].
     pub(crate) fn new(domain: &Arc<ProtectionDomain>, config: &Config) -> Result<Self> {
         let (sends, receives) = (config.send_slots(), config.receive_slots());
-        let mut slots = Slab::new(domain, sends + receives, config.message)?.into_iter().map(Some);
+        let mut slots = Slab::register(domain, sends + receives, config.message)?.into_iter().map(Some);
         Ok(Self { sends: slots.by_ref().take(sends).collect(), receives: slots.collect() })
     }
 }

@@ -74,9 +74,9 @@ pub(crate) fn places(devices: &[Vec<Vec<String>>], rank: usize, topology: Topolo
         }
         Topology::Ring => {
             let connections = devices[0][1 % size].len();
-            for row in 0..size {
+            for (row, columns) in devices.iter().enumerate() {
                 for column in [(row + 1) % size, (row + size - 1) % size] {
-                    let found = devices[row][column].len();
+                    let found = columns[column].len();
                     if found == 0 || found != connections {
                         return misuse(format!(
                             "a ring needs equally many devices to every neighbour, at least one: row 0, column {} of the \

@@ -9,8 +9,8 @@
     unreachable_pub,
     non_camel_case_types,
     dead_code,
-    clippy::all,
     clippy::undocumented_unsafe_blocks,
+    clippy::multiple_unsafe_ops_per_block,
     reason = "generated, with C's names and without documentation"
 )]
 pub(crate) mod bindings;

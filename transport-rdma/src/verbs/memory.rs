@@ -78,7 +78,7 @@ unsafe impl Sync for Slab {}
 impl Slab {
     /// Registers memory for `slots` slots of `size` bytes each, zeroed, and returns the slots in order. Errors:
     /// [`Kind::Exhausted`]: the limit on locked memory, or the device's on regions; the device refuses otherwise.
-    pub(crate) fn new(domain: &Arc<ProtectionDomain>, slots: usize, size: usize) -> Result<Vec<Slot>> {
+    pub(crate) fn register(domain: &Arc<ProtectionDomain>, slots: usize, size: usize) -> Result<Vec<Slot>> {
         const CACHE_LINE: usize = 128;
         let device = &domain.device;
         let page = rustix::param::page_size();
@@ -125,7 +125,7 @@ impl Drop for Slab {
         // are kept until their queue pair is gone, so no work request refers to it.
         let code = unsafe { (device.verbs().dereg_mr)(self.region.as_ptr()) };
         match check(code) {
-            // SAFETY: allocated in `new` with this layout, freed once, and the device does not know it any more.
+            // SAFETY: allocated in `register` with this layout, freed once, and the device does not know it any more.
             Ok(()) => unsafe { dealloc(self.memory.as_ptr(), self.layout) },
             Err(e) => {
                 let (name, bytes) = (device.name(), self.layout.size());

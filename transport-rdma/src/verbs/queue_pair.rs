@@ -191,7 +191,7 @@ impl QueuePair {
         // which the call copies. The element lies within a region of the queue pair's domain, and its memory is the
         // device's from here on: the slot is kept, unreachable, until its completion or until the queue pair is gone.
         let code = unsafe { post(self.raw.as_ptr(), &raw mut request, &raw mut bad) };
-        Ok(keep(&mut self.parts.receives, slot, code, "ibv_post_recv", self.raw)?)
+        keep(&mut self.parts.receives, slot, code, "ibv_post_recv", self.raw)
     }
 
     /// Posts a send of the first `bytes` bytes of `slot`. `Err(slot)`: the queue is full.
@@ -217,7 +217,7 @@ impl QueuePair {
         // which the call copies. The element lies within a region of the queue pair's domain; the device reads its
         // memory from here on: the slot is kept, unreachable, until its completion or until the queue pair is gone.
         let code = unsafe { post(self.raw.as_ptr(), &raw mut request, &raw mut bad) };
-        Ok(keep(&mut self.parts.sends, slot, code, "ibv_post_send", self.raw)?)
+        keep(&mut self.parts.sends, slot, code, "ibv_post_send", self.raw)
     }
 
     /// Refuses a slot that may not be posted here.
