@@ -11,6 +11,7 @@ mod namespaces;
 mod ports;
 mod ranks;
 mod ring_test;
+mod signals;
 mod test;
 mod tidy;
 
@@ -44,6 +45,18 @@ enum Commands {
 }
 
 fn main() -> ExitCode {
+    let code = run();
+    match signals::received() {
+        Some(signal) => {
+            eprintln!("{}", signals::describe(signal));
+            // As a shell has it.
+            ExitCode::from(128 + signal)
+        }
+        None => code,
+    }
+}
+
+fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Commands::RingTest(options) => ring_test::main(&options),
         Commands::Launch(options) => return launch::main(&options),

@@ -11,6 +11,7 @@ use super::report::{self, LoopError, Message};
 use super::{End, PORT_TAKEN, Run};
 use crate::console::Console;
 use crate::ranks::{Event, Ranks, describe};
+use crate::signals::Signal;
 use crate::{Result, ports};
 
 /// How long after a rank's death, or after the time-out of a stopped one, a survivor may have its error.
@@ -153,7 +154,7 @@ fn observe(
             seen.struck_at = Some(now_us());
             match fault {
                 Fault::Kill => ranks.kill(victim),
-                Fault::Stop | Fault::Pause => ranks.signal(victim, "STOP"),
+                Fault::Stop | Fault::Pause => ranks.signal(victim, Signal::STOP),
             }
             continue_at = (fault == Fault::Pause).then(|| Instant::now() + timeout / 2);
             end = Instant::now() + fault.limit(timeout) + PATIENCE;
@@ -162,14 +163,14 @@ fn observe(
             continue_at = None;
             // Whatever the others did meanwhile has been read: they have waited since.
             seen.rounds_before = seen.ranks.iter().map(|rank| rank.rounds).max();
-            ranks.signal(victim, "CONT");
+            ranks.signal(victim, Signal::CONT);
         }
         if seen.is_complete(fault, victim) {
             break;
         }
     }
     if fault == Fault::Stop {
-        ranks.signal(victim, "CONT");
+        ranks.signal(victim, Signal::CONT);
         ranks.kill(victim);
     }
     Ok(Some(seen))
@@ -338,10 +339,11 @@ mod tests {
     fn killed(script: &str) -> (End, String) {
         let options = Options { kill: Some(2), ..Options::quick(3, 1) };
         let folder = tempfile::tempdir().unwrap();
-        let id = folder.path().join("id").display().to_string();
-        let wait = format!("until [ -s {id} ]; do sleep 0.02; done; while kill -0 $(cat {id}); do sleep 0.02; done");
-        let survivor = format!("echo @looping; {wait} 2> /dev/null; {script}");
-        watched(watch, &options, &[&survivor, &survivor, &format!("echo $$ > {id}; echo @looping; exec sleep 60")])
+        // Rank 2's end of the pipe closes with its death.
+        let pipe = folder.path().join("pipe").display().to_string();
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let survivor = format!("exec 3< {pipe}; echo @looping; cat <&3; {script}");
+        watched(watch, &options, &[&survivor, &survivor, &format!("exec 3> {pipe}; echo @looping; exec sleep 60")])
     }
 
     #[test]
