@@ -3,6 +3,7 @@
 //! They build and start programs, and depend on none of the workspace's crates. What ranks do is the rank binary's
 //! business (package `nuvec-distributed-tests`); here they are started, watched, ended, and their reports are shown.
 
+mod bench;
 mod cargo;
 mod ci;
 mod console;
@@ -14,6 +15,7 @@ mod ring_test;
 mod signals;
 mod test;
 mod tidy;
+mod units;
 
 use std::process::ExitCode;
 
@@ -36,6 +38,8 @@ enum Commands {
     RingTest(Box<ring_test::Options>),
     /// Start N ranks of any program on this machine with MLX's launch environment
     Launch(launch::Options),
+    /// Measure the collectives and the reduction kernels on this machine, beside MLX's ring and Open MPI if asked
+    Bench(Box<bench::Options>),
     /// Run every test that passes on this machine, and say what the ones left out need
     Test(test::Options),
     /// Check the rules that the workspace's text must keep (ARCHITECTURE.md's invariants)
@@ -60,6 +64,7 @@ fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Commands::RingTest(options) => ring_test::main(&options),
         Commands::Launch(options) => return launch::main(&options),
+        Commands::Bench(options) => bench::main(&options),
         Commands::Test(options) => test::main(&options),
         Commands::Tidy(options) => tidy::main(&options),
         Commands::Ci => ci::main(),
