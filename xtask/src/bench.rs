@@ -164,6 +164,33 @@ fn again_with_plots() -> Result<bool> {
     cargo::run(&mut cargo)
 }
 
+/// Two ranks and two sizes, without peers or with MLX if its environment is there already: for [`crate::test`], which wants
+/// to know that this command works and not how fast anything is. The rank program is the example beside the program `rank`:
+/// cargo makes both for the tests.
+pub(crate) fn check(rank: &Path, out: &mut (dyn Write + Send)) -> Result<bool> {
+    let options = Options {
+        against: Vec::new(),
+        ranks: vec![2],
+        connections: vec![1],
+        sizes: vec![8, 64 << 10],
+        only: Part::ALL.to_vec(),
+        rounds: 2,
+        json: None,
+        plot: None,
+        deadline: 300,
+    };
+    let program = rank.with_file_name("examples").join("bench_rank");
+    let mlx = sides::mlx_if_there(target_directory(&program));
+    let sides: Vec<_> = [Side::Ours { program }].into_iter().chain(mlx).collect();
+    let (figures, good) = measure(&options, &sides, out)?;
+    // Three operations at two sizes, and the waiting.
+    let complete = figures.count() == sides.len() * 7;
+    if !complete {
+        let _ = writeln!(out, "some of the figures are missing: {}", figures.json(&sides));
+    }
+    Ok(good && complete)
+}
+
 /// The program of this name among those that cargo built.
 fn program(built: &[cargo::Executable], name: &str) -> Result<PathBuf> {
     let found = built.iter().find(|e| e.name == name && !e.test);

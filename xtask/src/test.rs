@@ -96,6 +96,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             let options = launch::Options { ranks: 3, connections: 2, program };
             captured(|out| Ok(launch::run(&options, out)? == 0))
         });
+        part("bench, two ranks and two sizes", &mut || captured(|out| crate::bench::check(rank, out)));
         part("ring-test in network namespaces, IPv4 and scoped IPv6", &mut || match namespaces::missing() {
             Some(needs) => Ok(Outcome::Skipped(needs)),
             None => captured(|out| namespaces::ring_test(rank, out)),

@@ -68,6 +68,17 @@ impl Figures {
         median(ratios.collect())
     }
 
+    /// How many measurements of how many sides have a time.
+    pub(crate) fn count(&self) -> usize {
+        let timed = |&(shape, side, i): &(Shape, usize, usize)| self.time(shape, side, i).is_some_and(|us| us > 0.0);
+        let sides = self.turns.iter().map(|e| e.side + 1).max().unwrap_or_default();
+        let all = self
+            .shapes()
+            .into_iter()
+            .flat_map(|shape| (0..sides).flat_map(move |side| (0..self.plan.len()).map(move |i| (shape, side, i))));
+        all.filter(timed).count()
+    }
+
     /// As JSON; `sides` by their numbers.
     pub(crate) fn json(&self, sides: &[Side]) -> Value {
         let (mut measurements, mut usage) = (Vec::new(), Vec::new());
@@ -167,6 +178,7 @@ pub(super) mod tests {
         assert_eq!(figures.ratio(TWO, 1, 0), Some(0.1));
         assert_eq!(figures.ratio(TWO, 1, 1), Some(1.2));
         assert_eq!(figures.ratio(TWO, 2, 0), None);
+        assert_eq!(figures.count(), 6);
         let json = figures.json(&sides);
         assert_eq!(json["measurements"].as_array().unwrap().len(), 4);
         assert_eq!(json["measurements"][3]["ours_to_this"], 1.2);

@@ -40,7 +40,7 @@ fn mlx_environment(target: &Path) -> (PathBuf, PathBuf) {
 }
 
 /// MLX, if the environment is there already.
-fn mlx_if_there(target: &Path) -> Option<Side> {
+pub(crate) fn mlx_if_there(target: &Path) -> Option<Side> {
     let (folder, whole) = mlx_environment(target);
     whole.exists().then(|| Side::Mlx { python: folder.join("bin/python") })
 }
