@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nuvec_distributed_tests::harness::{Finished, Ranks};
+use nuvec_distributed_tests::mlx::World;
 use serde_json::Value;
 
 use super::PATIENCE;
@@ -35,7 +36,7 @@ fn xtask() -> &'static Path {
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let text = String::from_utf8_lossy(&built.stdout).into_owned();
         let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        messages.filter_map(|message| Some(message["executable"].as_str()?.into())).last().expect("a program")
+        messages.filter_map(|message| Some(message["executable"].as_str()?.into())).next_back().expect("a program")
     })
 }
 
@@ -144,32 +145,12 @@ fn training_and_sharded_layers_equal_one_process_on_every_rank() {
     }
 }
 
-/// The Python of an environment with MLX, which the tests of MLX's wire use, too; made on first need. An error says what
-/// is missing.
-fn python() -> Result<PathBuf, String> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let environment = folder.join("mlx-0.32.4");
-    let (python, whole) = (environment.join("bin/python"), environment.join("whole"));
-    std::fs::create_dir_all(folder).map_err(|e| format!("a folder {} ({e})", folder.display()))?;
-    let lock = std::fs::File::create(folder.join("mlx.lock")).map_err(|e| format!("a lock file ({e})"))?;
-    lock.lock().map_err(|e| format!("a lock ({e})"))?;
-    if !whole.exists() {
-        let script = "python3 -m venv --clear \"$0\" && \"$0/bin/python\" -m pip install --quiet 'mlx[cpu]==0.32.4'";
-        let made = Command::new("sh").args(["-c", script]).arg(&environment).stdin(Stdio::null()).output();
-        let made = made.map_err(|e| format!("a shell ({e})"))?;
-        if !made.status.success() {
-            let why = String::from_utf8_lossy(&made.stderr);
-            return Err(format!("Python 3 with venv, and MLX from PyPI: {}", why.lines().last().unwrap_or_default()));
-        }
-        std::fs::write(&whole, "").map_err(|e| format!("a file ({e})"))?;
-    }
-    Ok(python)
-}
-
 #[test]
 fn rust_and_python_ranks_are_in_one_ring() {
-    let python = match python() {
-        Ok(python) => python.display().to_string(),
+    // The environment that the tests of MLX's wire use, too.
+    let world = World::new(Path::new(env!("CARGO_TARGET_TMPDIR")), Path::new(env!("CARGO_BIN_EXE_mlx_rank")));
+    let python = match world {
+        Ok(world) => world.python.display().to_string(),
         Err(needs) => return println!("left out: a ring with ranks in Python needs {needs}"),
     };
     let source = root().join("nuvec-distributed/examples/mixed_ring.py").display().to_string();
