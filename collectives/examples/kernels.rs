@@ -1,10 +1,11 @@
 //! Measures the reduction kernels: one table row per dtype, one column per reduction and rule.
 //!
-//! `cargo run --release -p nuvec-collectives --example kernels [KiB per block (256)]`
+//! `cargo run --release -p nuvec-collectives --example kernels -- [KiB per block (256)]`
 //!
 //! A figure is the length of one operand divided by the time: 10 GB/s reads 20 GB/s and writes 10 GB/s. Both blocks lie
 //! one byte off alignment, since received data may begin anywhere, and are small enough by default to stay in a level 2
-//! cache, as the scratch does that a collective reduces from. Each figure is the best of several batches.
+//! cache, as the scratch does that a collective reduces from. Each figure is the best of several batches. With `lines` after the
+//! number, each is a line `@kernel DTYPE GB/s REDUCTION`, for `cargo xtask bench`.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -29,10 +30,18 @@ fn main() -> ExitCode {
         None => 256,
         Some(Ok(kib)) if (1..=1 << 20).contains(&kib) => kib,
         Some(_) => {
-            eprintln!("usage: kernels [KiB per block, 1 to 1048576]");
+            eprintln!("usage: kernels [KiB per block, 1 to 1048576 [lines]]");
             return ExitCode::FAILURE;
         }
     };
+    if std::env::args().nth(2).is_some_and(|argument| argument == "lines") {
+        for dtype in DType::ALL {
+            for (title, reduction, rule) in COLUMNS {
+                println!("@kernel {dtype} {:.3} {title}", measure(kernel(dtype, reduction, rule), kib << 10));
+            }
+        }
+        return ExitCode::SUCCESS;
+    }
     println!("GB/s of one operand, blocks of {kib} KiB (in brackets: 10^9 elements/s)");
     print!("{:<10}", "dtype");
     for (title, ..) in COLUMNS {

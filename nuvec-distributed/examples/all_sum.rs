@@ -1,7 +1,11 @@
 //! Sums an array over every rank.
 //!
-//! One process alone: `cargo run --example all_sum -p nuvec-distributed`. Four on this machine:
-//! `cargo xtask launch -n 4 -- target/debug/examples/all_sum`.
+//! On this machine, with any number of ranks, or alone without `cargo xtask launch -n 4 --`:
+//!
+//! ```sh
+//! cargo build -p nuvec-distributed@0.6.0 --example all_sum --ignore-rust-version
+//! cargo xtask launch -n 4 -- target/debug/examples/all_sum
+//! ```
 
 use nuvec_core::{array, distributed};
 

@@ -3,9 +3,12 @@
 //! Stage 2 also takes what stage 0 computed (a skip connection), and the last stage sends its results to rank 0, so ranks
 //! that are not neighbours in the ring talk, too. Rank 0 compares the results with those of one process.
 //!
-//! One process alone: `cargo run --example pipeline -p nuvec-distributed`. On this machine:
-//! `cargo build --example pipeline -p nuvec-distributed`, then
-//! `cargo xtask launch -n 4 -- target/debug/examples/pipeline` (or 2 ranks, with two stages each, or any other number).
+//! On this machine, with any number of ranks (2 have two stages each), or alone without `cargo xtask launch -n 4 --`:
+//!
+//! ```sh
+//! cargo build -p nuvec-distributed@0.6.0 --example pipeline --ignore-rust-version
+//! cargo xtask launch -n 4 -- target/debug/examples/pipeline
+//! ```
 
 use nuvec_core::distributed::{self, Group};
 use nuvec_core::{Array, DType, Error, Result, eval, ops};

@@ -11,7 +11,7 @@ use nuvec_core::Array;
 use nuvec_core::distributed::{self, Group};
 
 use crate::sample::{Sample, digest, hash};
-use crate::{for_each_dtype, groups};
+use crate::{for_each_dtype, groups, mlx_wire};
 
 /// One rank's view of the ring while it checks.
 pub struct Ring {
@@ -81,6 +81,8 @@ pub struct Selection {
     pub sizes: Vec<usize>,
     /// Only the check of this name, or those whose name begins with it and a slash.
     pub only: Option<String>,
+    /// What MLX's wire has, in place of what the native one has.
+    pub mlx_wire: bool,
 }
 
 impl Selection {
@@ -128,7 +130,7 @@ impl Selection {
 }
 
 /// nuvec's call of a reduction.
-fn call(reduction: Reduction, x: &Array, group: &Group) -> Array {
+pub(crate) fn call(reduction: Reduction, x: &Array, group: &Group) -> Array {
     let call = match reduction {
         Reduction::Max => distributed::all_max,
         Reduction::Min => distributed::all_min,
@@ -164,7 +166,11 @@ pub fn cases(ranks: usize, connections: usize, selection: &Selection) -> Vec<Cas
         cases.push(agreement::<f64>(length));
         cases.push(agreement::<nuvec_core::Complex64>(length));
     }
-    cases.extend(groups::cases(ranks, selection));
+    if selection.mlx_wire {
+        cases.extend(mlx_wire::cases(ranks, connections, selection));
+    } else {
+        cases.extend(groups::cases(ranks, selection));
+    }
     let mut seen = BTreeSet::new();
     cases.retain(|case| selection.wants(&case.name) && seen.insert(case.name.clone()));
     cases
@@ -218,7 +224,7 @@ impl Ring {
     }
 
     /// Compares all ranks' results by their digests. Every rank must call it.
-    fn agree<T: Sample>(&self, got: &[T]) -> Result<(), Failure> {
+    pub(crate) fn agree<T: Sample>(&self, got: &[T]) -> Result<(), Failure> {
         let own = digest(got.iter().map(|value| value.bits()));
         let all = distributed::all_gather(&Array::from_slice(&[own], [1]), Some(&self.group)).to_vec::<u64>()?;
         match all.iter().position(|digest| *digest != all[0]) {
@@ -348,6 +354,16 @@ mod tests {
         let sizes = Selection { sizes: vec![8, 64], ..Selection::default() };
         assert!(names(2, &sizes).contains(&"all_max/float32/16".into()));
         assert!(!names(2, &sizes).contains(&"all_max/float32/1000".into()));
+    }
+
+    #[test]
+    fn mlxs_wire_is_checked_for_its_bits_and_for_what_it_has_not() {
+        let names = names(4, &Selection { mlx_wire: true, quick: true, ..Selection::default() });
+        for name in ["mlx_bits/max/float16/1000", "mlx_bits/sum/float32/524289", "refused/split", "refused/send_across"]
+        {
+            assert!(names.contains(&name.into()), "no {name}");
+        }
+        assert!(!names.iter().any(|name| name.starts_with("split/") || name.starts_with("pairs/")));
     }
 
     fn alone(spoil: Option<&str>) -> Ring {

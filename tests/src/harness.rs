@@ -1,9 +1,11 @@
 //! Starting ranks in tests: with ports of their own, with a deadline, and so that a hang says where each rank stood.
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::report::PORT_TAKEN;
@@ -11,6 +13,8 @@ use crate::second::HOSTFILE;
 
 /// Where ports are drawn from: below every usual ephemeral range, and apart from the one that `cargo xtask` draws from.
 const PORTS: std::ops::Range<u16> = 12_000..20_000;
+/// How many of them a process has for itself.
+const BLOCK: u16 = 250;
 /// How often a ring is started again because a port was taken.
 const ATTEMPTS: usize = 5;
 /// How often ends are looked for.
@@ -22,10 +26,12 @@ pub struct Hostfile {
     _folder: tempfile::TempDir,
     path: PathBuf,
     second: PathBuf,
+    ports: Vec<u16>,
 }
 
 impl Hostfile {
-    /// A hostfile of `ranks` ranks with `connections` addresses each on 127.0.0.1, with random ports.
+    /// A hostfile of `ranks` ranks with `connections` addresses each on 127.0.0.1, with ports that no other living one
+    /// has, in any process that asks here.
     pub fn new(ranks: usize, connections: usize) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let ports = draw(2 * ranks * connections);
@@ -40,7 +46,7 @@ impl Hostfile {
             path
         };
         let (path, second) = (write("hosts.json", first), write("second.json", second));
-        Self { _folder: folder, path, second }
+        Self { _folder: folder, path, second, ports }
     }
 
     /// Where the file lies.
@@ -60,17 +66,65 @@ impl Hostfile {
     }
 }
 
-/// `count` different ports at random.
+impl Drop for Hostfile {
+    fn drop(&mut self) {
+        lock_ports().used.retain(|port| !self.ports.contains(port));
+    }
+}
+
+/// The ports of this process.
+///
+/// MLX's listeners have SO_REUSEPORT, so two rings of MLX ranks on one port would not fail but take each other's
+/// connections: no two rings of tests may share one while either forms.
+#[derive(Debug, Default)]
+struct Ports {
+    /// The first of the process's block, and the lock by which other processes know.
+    block: Option<(u16, std::fs::File)>,
+    used: Vec<u16>,
+    /// Where to go on: a port that was just given back may have connections that still end.
+    next: u16,
+}
+
+static ALL_PORTS: Mutex<Ports> = Mutex::new(Ports { block: None, used: Vec::new(), next: 0 });
+
+fn lock_ports() -> MutexGuard<'static, Ports> {
+    ALL_PORTS.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// `count` ports of this process that are not in use.
 fn draw(count: usize) -> Vec<u16> {
+    let mut all = lock_ports();
+    let first = all.block.get_or_insert_with(take_block).0;
     let mut ports = Vec::new();
-    while ports.len() < count {
-        let random = getrandom::u64().expect("random bytes");
-        let port = PORTS.start + (random % (PORTS.end - PORTS.start) as u64) as u16;
-        if !ports.contains(&port) {
+    for _ in 0..BLOCK {
+        let port = first + all.next;
+        all.next = (all.next + 1) % BLOCK;
+        // A program that asks nobody may be there.
+        if !all.used.contains(&port) && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             ports.push(port);
+            all.used.push(port);
+        }
+        if ports.len() == count {
+            return ports;
         }
     }
-    ports
+    panic!("no {count} free ports from {first} to {}", first + BLOCK - 1);
+}
+
+/// A block that no living process has, beginning the search at a random one.
+fn take_block() -> (u16, std::fs::File) {
+    let blocks = (PORTS.end - PORTS.start) / BLOCK;
+    let random = getrandom::u64().expect("random bytes");
+    for i in 0..u64::from(blocks) {
+        let block = (random.wrapping_add(i) % u64::from(blocks)) as u16;
+        let path = std::env::temp_dir().join(format!("nuvec-test-ports-{block}.lock"));
+        // Another user's file cannot be opened: that block is theirs.
+        let Ok(file) = std::fs::File::options().create(true).append(true).open(path) else { continue };
+        if file.try_lock().is_ok() {
+            return (PORTS.start + block * BLOCK, file);
+        }
+    }
+    panic!("every block of ports is in use");
 }
 
 /// What a rank came to.
@@ -183,18 +237,39 @@ impl Ranks {
     /// Waits until every rank has ended. Panics, saying where each rank stands, if `patience` runs out; then they are
     /// killed.
     pub fn finish(mut self, patience: Duration) -> Vec<Finished> {
-        let end = Instant::now() + patience;
+        self.try_finish(patience, false, &|_| false).expect("nothing makes it give up")
+    }
+
+    /// As [`finish`](Self::finish), but `None` as soon as the ranks are such that it is of no use to wait; if `renewed`,
+    /// patience begins anew with every line.
+    fn try_finish(
+        &mut self,
+        patience: Duration,
+        renewed: bool,
+        of_no_use: &dyn Fn(&[Running]) -> bool,
+    ) -> Option<Vec<Finished>> {
+        let (mut end, mut heard) = (Instant::now() + patience, 0);
         while self.ranks.iter().any(|rank| rank.status.is_none() || rank.open_pipes > 0) {
             if Instant::now() > end {
                 panic!("ranks still run after {patience:?}\n{}", self.standings());
             }
             self.step(POLL);
+            if of_no_use(&self.ranks) {
+                return None;
+            }
+            let lines = self.ranks.iter().map(|rank| rank.lines.len()).sum();
+            if renewed && std::mem::replace(&mut heard, lines) != lines {
+                end = Instant::now() + patience;
+            }
+        }
+        if of_no_use(&self.ranks) {
+            return None;
         }
         let done = self.ranks.iter_mut().map(|rank| Finished {
             status: rank.status.expect("every rank has ended"),
             lines: std::mem::take(&mut rank.lines),
         });
-        done.collect()
+        Some(done.collect())
     }
 
     /// Takes what has come, waiting for at most `patience` if nothing has.
@@ -297,10 +372,35 @@ pub fn run_ring(
     patience: Duration,
     adjust: &dyn Fn(usize, &mut Command),
 ) -> Vec<Finished> {
+    run(program, ranks, connections, patience, false, adjust)
+}
+
+/// As [`run_ring`], for ranks that tell of every little thing that they have done: it ends once none has said anything
+/// for `silence`, however long all of it takes.
+pub fn run_talking_ring(
+    program: &Path,
+    ranks: usize,
+    connections: usize,
+    silence: Duration,
+    adjust: &dyn Fn(usize, &mut Command),
+) -> Vec<Finished> {
+    run(program, ranks, connections, silence, true, adjust)
+}
+
+fn run(
+    program: &Path,
+    ranks: usize,
+    connections: usize,
+    patience: Duration,
+    renewed: bool,
+    adjust: &dyn Fn(usize, &mut Command),
+) -> Vec<Finished> {
+    // The others might wait for that rank for ever.
+    let again = |ranks: &[Running]| ranks.iter().any(|rank| port_was_taken(rank.status));
     for _ in 0..ATTEMPTS {
         let hostfile = Hostfile::new(ranks, connections);
-        let finished = Ranks::start(commands(program, ranks, &hostfile, adjust)).finish(patience);
-        if !finished.iter().any(|rank| port_was_taken(Some(rank.status))) {
+        let mut running = Ranks::start(commands(program, ranks, &hostfile, adjust));
+        if let Some(finished) = running.try_finish(patience, renewed, &again) {
             return finished;
         }
     }
@@ -340,6 +440,17 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_that_talks_has_all_the_time_that_it_needs_and_one_that_falls_silent_has_not() {
+        let run = |script: &'static str| {
+            let adjust = |_: usize, command: &mut Command| drop(command.args(["-c", script]));
+            run_talking_ring(Path::new("sh"), 1, 1, Duration::from_millis(3000), &adjust)
+        };
+        let talks = run("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.6; done");
+        assert_eq!(talks[0].lines.len(), 8);
+        assert!(std::panic::catch_unwind(|| run("echo 1; exec sleep 60")).is_err());
+    }
+
+    #[test]
     fn waiting_for_a_rank_that_ended_fails_at_once() {
         let start = Instant::now();
         let caught = std::panic::catch_unwind(|| {
@@ -367,6 +478,36 @@ mod tests {
         });
         assert_eq!(finished[0].said("rank").collect::<Vec<_>>(), ["0"]);
         assert!(finished[0].lines[0].starts_with("[[\"127.0.0.1:1"), "{:?}", finished[0].lines);
+    }
+
+    #[test]
+    fn a_ring_starts_again_though_the_others_would_wait_for_the_rank_whose_port_was_taken() {
+        let count = tempfile::NamedTempFile::new().expect("a file");
+        let path = count.path().to_path_buf();
+        let script = r#"[ "$MLX_RANK" = 1 ] || { [ $(wc -l < "$COUNT") -lt 2 ] && exec sleep 60; exit 0; }
+            echo x >> "$COUNT"; [ $(wc -l < "$COUNT") -lt 2 ] && exit 98; exit 0"#;
+        let start = Instant::now();
+        let finished = run_ring(Path::new("sh"), 2, 1, Duration::from_secs(120), &move |rank, command| {
+            // Rank 0 looks once rank 1 has written.
+            let wait = if rank == 0 { "sleep 1; " } else { "" };
+            command.args(["-c", &format!("{wait}{script}")]).env("COUNT", &path);
+        });
+        assert!(finished.iter().all(|rank| rank.status.success()) && start.elapsed() < Duration::from_secs(50));
+    }
+
+    #[test]
+    fn no_two_rings_have_a_port_in_common() {
+        let read = |file: &Hostfile| std::fs::read_to_string(file.path()).expect("a hostfile");
+        let ports = |file: &Hostfile| {
+            let nodes: Vec<Vec<String>> = serde_json::from_str(&read(file)).expect("a list");
+            nodes.concat()
+        };
+        let files: Vec<_> = (0..6).map(|_| Hostfile::new(4, 3)).collect();
+        let all: std::collections::BTreeSet<_> = files.iter().flat_map(ports).collect();
+        assert_eq!(all.len(), 6 * 12);
+        // Another process gets another block.
+        let (block, _held) = take_block();
+        assert_ne!(Some(block), lock_ports().block.as_ref().map(|block| block.0));
     }
 
     #[test]

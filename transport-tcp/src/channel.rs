@@ -6,6 +6,7 @@
 
 use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use nuvec_transport::{Channel, Error, Interest, Kind, Park, Peer, Receiver, Result, Sender};
@@ -20,9 +21,15 @@ const SCRATCH: usize = 256 << 10;
 pub(crate) struct Connection {
     stream: Stream,
     peer: Peer,
+    /// Whether nothing has come yet on MLX's wire, where what comes first is looked at.
+    unheard: AtomicBool,
 }
 
 impl Connection {
+    fn new(stream: Stream, peer: Peer) -> Arc<Self> {
+        Arc::new(Self { stream, peer, unheard: AtomicBool::new(false) })
+    }
+
     /// Whether the peer still holds it, as far as is known here.
     pub(crate) fn is_open(&self) -> bool {
         self.stream.is_open()
@@ -30,7 +37,18 @@ impl Connection {
 
     /// The error of a call on this connection that failed.
     fn failed(&self, call: &'static str, e: &io::Error) -> Error {
-        Error::from_io(call, "broke the connection", e).with_peer(&self.peer)
+        self.ended(Error::from_io(call, "broke the connection", e))
+    }
+
+    /// An error of a connection that ended, with what else is known. A rank of the native wire takes the connection of one
+    /// that speaks MLX's, waits for a hello, and closes it without a word.
+    fn ended(&self, e: Error) -> Error {
+        let e = e.with_peer(&self.peer);
+        if self.unheard.load(Ordering::Relaxed) && matches!(e.kind(), Kind::PeerClosed | Kind::Reset) {
+            e.with_advice("nothing ever came from it here; if it speaks nuvec's native wire, give all ranks the same")
+        } else {
+            e
+        }
     }
 }
 
@@ -43,14 +61,14 @@ pub struct TcpChannel {
 
 impl TcpChannel {
     pub(crate) fn new(stream: Stream, peer: Peer) -> Self {
-        let connection = Arc::new(Connection { stream, peer });
+        let connection = Connection::new(stream, peer);
         Self { sender: TcpSender { connection: Arc::clone(&connection) }, receiver: TcpReceiver::new(connection) }
     }
 
     /// A connection of MLX's wire: what comes first must not be the native wire's hello.
     pub(crate) fn of_mlx(stream: Stream, peer: Peer) -> Self {
-        let mut this = Self::new(stream, peer);
-        this.receiver.unheard = true;
+        let this = Self::new(stream, peer);
+        this.receiver.connection.unheard.store(true, Ordering::Relaxed);
         this
     }
 
@@ -66,12 +84,19 @@ pub(crate) fn begins_native(stream: &Stream) -> io::Result<Option<bool>> {
     Ok(stream.peek(&mut first)?.filter(|&n| n > 0).map(|n| first[..n] == MAGIC))
 }
 
-/// The error of a peer that speaks the native wire to a rank that speaks MLX's.
-pub(crate) fn speaks_native(peer: &Peer) -> Error {
-    Error::new(Kind::Mismatch, "speaks nuvec's native wire, this rank MLX's")
+/// Refuses a peer that speaks the native wire on `stream` to a rank that speaks MLX's: tells it, and is the error.
+pub(crate) fn refuse_native(stream: &Stream, peer: &Peer) -> Error {
+    // What is not read would reset the connection, and the answer might be lost. It waits for one before it sends more.
+    while matches!(stream.recv(&mut [0; 1024]), Ok(Some(1..))) {}
+    // To a dialler of the native wire, anything but its own magic means that. It may have gone.
+    let _ = stream.send(&[IoSlice::new(NOT_NATIVE)]);
+    Error::new(Kind::Mismatch, "speaks nuvec's native wire, not MLX's")
         .with_peer(peer)
         .with_advice("give every rank of the ring the same wire")
 }
+
+/// What a dialler of the native wire gets in place of an answer to its hello.
+const NOT_NATIVE: &[u8] = b"this rank speaks MLX's wire";
 
 impl Channel for TcpChannel {
     type Sender = TcpSender;
@@ -91,7 +116,7 @@ pub struct TcpSender {
 impl TcpSender {
     /// The sender of a connection that is only sent on.
     pub(crate) fn alone(stream: Stream, peer: Peer) -> Self {
-        Self { connection: Arc::new(Connection { stream, peer }) }
+        Self { connection: Connection::new(stream, peer) }
     }
 }
 
@@ -122,29 +147,28 @@ pub struct TcpReceiver {
     connection: Arc<Connection>,
     /// Empty until it is needed: a half that receives in place never needs it.
     scratch: Vec<u8>,
-    /// Whether nothing has come yet on MLX's wire, where what comes first is looked at.
-    unheard: bool,
 }
 
 impl TcpReceiver {
     fn new(connection: Arc<Connection>) -> Self {
-        Self { connection, scratch: Vec::new(), unheard: false }
+        Self { connection, scratch: Vec::new() }
     }
 
     /// The receiver of a connection that is only received on: its other direction is neither used nor ended.
     pub(crate) fn alone(stream: Stream, peer: Peer) -> Self {
-        Self::new(Arc::new(Connection { stream, peer }))
+        Self::new(Connection::new(stream, peer))
     }
 
     /// Refuses a stream of the native wire before anything of it is taken for data.
-    fn refuse_native(&mut self) -> Result<()> {
-        if !self.unheard {
+    fn look_at_first(&mut self) -> Result<()> {
+        let Connection { stream, peer, unheard } = &*self.connection;
+        if !unheard.load(Ordering::Relaxed) {
             return Ok(());
         }
-        match begins_native(&self.connection.stream) {
-            Ok(Some(true)) => Err(speaks_native(&self.connection.peer)),
+        match begins_native(stream) {
+            Ok(Some(true)) => Err(refuse_native(stream, peer)),
             Ok(Some(false)) => {
-                self.unheard = false;
+                unheard.store(false, Ordering::Relaxed);
                 Ok(())
             }
             // An error shows in the receive that follows.
@@ -160,7 +184,7 @@ impl TcpReceiver {
 
 fn receive(connection: &Connection, into: &mut [u8]) -> Result<usize> {
     match connection.stream.recv(into) {
-        Ok(Some(0)) => Err(Error::new(Kind::PeerClosed, "closed the connection").with_peer(&connection.peer)),
+        Ok(Some(0)) => Err(connection.ended(Error::new(Kind::PeerClosed, "closed the connection"))),
         Ok(n) => Ok(n.unwrap_or(0)),
         Err(e) => Err(connection.failed("recv", &e)),
     }
@@ -172,7 +196,7 @@ impl Receiver for TcpReceiver {
         if into.is_empty() {
             return Ok(0);
         }
-        self.refuse_native()?;
+        self.look_at_first()?;
         receive(&self.connection, into)
     }
 
@@ -181,7 +205,7 @@ impl Receiver for TcpReceiver {
         if max == 0 {
             return Ok(0);
         }
-        self.refuse_native()?;
+        self.look_at_first()?;
         if self.scratch.is_empty() {
             self.scratch = vec![0; SCRATCH];
         }

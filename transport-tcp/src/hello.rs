@@ -69,20 +69,20 @@ const TOO_MUCH: &str = "sent more than the hello asked for";
 fn key_text(own: Option<&Key>) -> &'static str {
     match own {
         Some(_) => "has another key, or none",
-        None => "has a key, and this rank has none",
+        None => "has a key, and none was given here",
     }
 }
 
 fn version_text(theirs: u16) -> String {
-    format!("speaks version {theirs} of nuvec's protocol, this rank version {}", message::VERSION)
+    format!("speaks version {theirs} of nuvec's protocol, not version {}", message::VERSION)
 }
 
 fn size_text(theirs: u32, own: u32) -> String {
-    format!("counts {theirs} ranks, this rank counts {own}; both need the same host list")
+    format!("counts {theirs} ranks, not {own}; both need the same host list")
 }
 
 fn connections_text(theirs: u16, own: u16) -> String {
-    format!("counts {theirs} connections per neighbour, this rank counts {own}; both need the same host list")
+    format!("counts {theirs} connections per neighbour, not {own}; both need the same host list")
 }
 
 /// A group's name for a line of text: quoted, on one line and not endless.

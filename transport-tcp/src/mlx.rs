@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nuvec_transport::{Deadline, Error, Interest, Kind, Park, Result, RingLinks, Wake, wait_any};
 
-use crate::channel::{begins_native, speaks_native};
+use crate::channel::{begins_native, refuse_native};
 use crate::context::Context;
 use crate::dial::Dial;
 use crate::listen::listen;
@@ -90,17 +90,33 @@ fn missing(context: &Context, left: &Left<'_>, right: &Right<'_>, now: Instant) 
     let seconds = context.options.timeout.as_secs_f64();
     let absent = left.slots.iter().position(|slot| slot.accepted.is_none());
     let absent = absent.map(|i| (context.peer(context.left(), i), &context.nodes[context.rank][i]));
-    match (right.dial.as_ref().map(|dial| dial.error(now)), absent) {
+    let to_right = right.dial.as_ref().map(|dial| match right.ended {
+        0 => dial.error(now),
+        _ => Error::new(Kind::TimedOut, format!("did not stay connected for {seconds:.1} s"))
+            .with_peer(&context.peer(context.right(), right.made.len())),
+    });
+    let from_left = match left.ended {
+        0 => "connected",
+        _ => "stayed connected",
+    };
+    let error = match (to_right, absent) {
         (Some(error), Some((peer, own))) => {
-            let what = format!("{}; nor has {peer} connected to {own}", error.what());
+            let what = format!("{}; nor has {peer} {from_left} to {own}", error.what());
             error.with_what(what)
         }
         (Some(error), None) => error,
         (None, Some((peer, own))) => {
-            Error::new(Kind::TimedOut, format!("has not connected to {own} for {seconds:.1} s")).with_peer(&peer)
+            Error::new(Kind::TimedOut, format!("has not {from_left} to {own} for {seconds:.1} s")).with_peer(&peer)
         }
         (None, None) => context.error(Kind::TimedOut, format!("the ring did not form in {seconds:.1} s")),
+    };
+    if left.ended + right.ended == 0 {
+        return error;
     }
+    error.with_advice(
+        "connections ended before the ring had formed: its own error says why; if it speaks nuvec's native wire, give all \
+         ranks the same",
+    )
 }
 
 /// The connections that the left neighbour makes.
@@ -108,6 +124,8 @@ struct Left<'a> {
     context: &'a Context,
     slots: Vec<Slot>,
     paused: Option<Instant>,
+    /// How many connections ended before the ring had formed.
+    ended: u64,
 }
 
 /// One of this rank's addresses.
@@ -127,7 +145,7 @@ struct Accepted {
 impl<'a> Left<'a> {
     fn new(context: &'a Context, listeners: Vec<Vec<Listening>>) -> Self {
         let slots = listeners.into_iter().map(|listeners| Slot { listeners, accepted: None });
-        Self { context, slots: slots.collect(), paused: None }
+        Self { context, slots: slots.collect(), paused: None, ended: 0 }
     }
 
     /// Takes one connection per address: the first that does not end at once.
@@ -137,6 +155,7 @@ impl<'a> Left<'a> {
             if slot.accepted.as_ref().is_some_and(|a| !a.stream.is_open()) {
                 self.context.step(format_args!("connection {i} from the left ended"));
                 slot.accepted = None;
+                self.ended += 1;
             }
             if slot.accepted.is_none() && self.paused.is_none() {
                 match slot.accept() {
@@ -158,7 +177,7 @@ impl<'a> Left<'a> {
             {
                 accepted.heard = true;
                 if native {
-                    return Err(speaks_native(&self.context.peer(self.context.left(), i)));
+                    return Err(refuse_native(&accepted.stream, &self.context.peer(self.context.left(), i)));
                 }
             }
         }
@@ -212,20 +231,23 @@ struct Right<'a> {
     deadline: Deadline,
     dial: Option<Dial>,
     made: Vec<Stream>,
+    /// How often connections ended before the ring had formed.
+    ended: u64,
 }
 
 impl<'a> Right<'a> {
     fn new(context: &'a Context, deadline: Deadline) -> Self {
-        Self { context, deadline, dial: None, made: Vec::new() }
+        Self { context, deadline, dial: None, made: Vec::new(), ended: 0 }
     }
 
     fn step(&mut self, now: Instant, resolver: &mut Resolver) -> Result<()> {
-        let Self { context, deadline, dial, made } = self;
+        let Self { context, deadline, dial, made, ended } = self;
         let (right, all) = (context.right(), &context.nodes[context.right()]);
         if made.iter().any(|stream| !stream.is_open()) {
             // A neighbour that began again begins with its first address.
             context.step(format_args!("a connection to the right ended"));
             (*made, *dial) = (Vec::new(), None);
+            *ended += 1;
         }
         while made.len() < all.len() {
             let i = made.len();
@@ -360,6 +382,48 @@ mod tests {
     }
 
     #[test]
+    fn a_neighbour_that_takes_the_connection_and_ends_it_may_be_native_and_the_error_says_so() {
+        let timeout = Duration::from_millis(600);
+        let (nodes, mut listeners) = addresses(3, 1);
+        let own = listeners.swap_remove(0);
+        let right = &listeners[1][0][0];
+        // As a rank of the native wire, and as one that failed.
+        let left = TcpStream::connect(("127.0.0.1", nodes[0][0].port())).unwrap();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        let e = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    drop(right.accept());
+                    thread::sleep(Duration::from_millis(10));
+                }
+            });
+            scope.spawn(move || {
+                thread::sleep(Duration::from_millis(30));
+                drop(left);
+            });
+            let e = form(&context(&nodes, 0, timeout), own, Deadline::after(timeout)).map(drop).unwrap_err();
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            e
+        });
+        // Which of them is named depends on whether the right one had just taken the last connection.
+        assert_eq!(e.kind(), Kind::TimedOut, "{e}");
+        let text = e.to_string();
+        assert!(text.contains("stay") && text.contains("native wire"), "{text}");
+        // Once formed, too; but not of a neighbour that has spoken.
+        for spoken in [false, true] {
+            let (a, b) = crate::socket::pair("127.0.0.1:0");
+            let (_tx, mut rx) = TcpChannel::of_mlx(a, Peer::new(1, "b:1")).split();
+            if spoken {
+                b.send(&[IoSlice::new(b"x")]).unwrap();
+                receive(&mut rx, 1).unwrap();
+            }
+            drop(b);
+            let e = receive(&mut rx, 1).unwrap_err();
+            assert_eq!(e.to_string().contains("native wire"), !spoken, "{e}");
+        }
+    }
+
+    #[test]
     fn a_stranger_that_goes_again_takes_nobodys_place() {
         let (nodes, mut listeners) = addresses(2, 1);
         drop(TcpStream::connect(("127.0.0.1", nodes[0][0].port())).unwrap());
@@ -380,11 +444,16 @@ mod tests {
         use std::io::Write;
         let (nodes, mut listeners) = addresses(2, 1);
         let mut native = TcpStream::connect(("127.0.0.1", nodes[0][0].port())).unwrap();
-        native.write_all(&MAGIC).unwrap();
+        native.set_read_timeout(Some(TIMEOUT)).unwrap();
+        native.write_all(&[&MAGIC[..], &[0; 100]].concat()).unwrap();
         let e = form(&context(&nodes, 0, TIMEOUT), listeners.swap_remove(0), Deadline::after(TIMEOUT));
         let e = e.map(drop).unwrap_err();
         assert_eq!((e.kind(), e.peer().map(|p| p.rank)), (Kind::Mismatch, Some(1)));
         assert!(e.to_string().contains("speaks nuvec's native wire"), "{e}");
+        // Its dialler gets an answer that is none of the native wire's.
+        let mut answer = Vec::new();
+        std::io::Read::read_to_end(&mut native, &mut answer).unwrap();
+        assert!(!answer.is_empty() && answer[..1] != MAGIC[..1], "{answer:?}");
         // Later: no byte of it becomes data.
         for in_place in [true, false] {
             let (a, b) = crate::socket::pair("127.0.0.1:0");

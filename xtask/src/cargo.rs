@@ -104,8 +104,13 @@ fn executable(line: &str) -> Option<Executable> {
 
 /// The rank binary among `executables`.
 pub(crate) fn rank_binary(executables: &[Executable]) -> Result<PathBuf> {
-    let rank = executables.iter().find(|e| e.name == "rank" && !e.test);
-    Ok(rank.ok_or("cargo built no program \"rank\"")?.path.clone())
+    program(executables, "rank")
+}
+
+/// The program `name` among `executables`.
+pub(crate) fn program(executables: &[Executable], name: &str) -> Result<PathBuf> {
+    let program = executables.iter().find(|e| e.name == name && !e.test);
+    Ok(program.ok_or_else(|| format!("cargo built no program {name:?}"))?.path.clone())
 }
 
 /// Builds the rank binary alone, and returns where it is.

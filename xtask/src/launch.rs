@@ -2,17 +2,14 @@
 
 use std::io::Write;
 use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 
 use crate::console::prefixed;
 use crate::ranks::{Event, Ranks, describe, exit_code};
 use crate::ring_test::{OTHER_LAUNCHES, count, local_nodes, write_hostfile};
-use crate::{Result, ports};
-
-/// How long the others have to end after SIGTERM before they are killed.
-const GRACE: Duration = Duration::from_secs(5);
+use crate::{Result, ports, signals};
 
 /// Options of `launch`.
 #[derive(Debug, Clone, Args)]
@@ -58,27 +55,24 @@ pub(crate) fn run(options: &Options, out: &mut dyn Write) -> Result<i32> {
     });
     let mut ranks = Ranks::start(commands)?;
     let mut worst = 0;
-    let mut end: Option<Instant> = None;
+    let mut ending = false;
     while !ranks.all_ended() {
         match ranks.next(Duration::from_millis(100)) {
             Some(Event::Line { rank, text }) => {
                 // Without a reader the ranks still run to their end.
                 let _ = out.write_all(&prefixed(rank, size, &text)).and_then(|()| out.flush());
             }
-            Some(Event::Exit { rank, status }) if !status.success() && end.is_none() => {
+            Some(Event::Exit { rank, status }) if !status.success() && !ending && signals::received().is_none() => {
                 worst = exit_code(status);
                 let others = if ranks.all_ended() { "" } else { ": ending the others" };
                 let line = format!("{}{others}", describe(status));
                 let _ = out.write_all(&prefixed(rank, size, line.as_bytes()));
-                ranks.terminate_all();
-                end = Some(Instant::now() + GRACE);
+                ranks.end_all();
+                ending = true;
             }
             // The others' codes count unless they come of our ending them.
             Some(Event::Exit { status, .. }) if status.code().is_some() => worst = worst.max(exit_code(status)),
             Some(Event::Exit { .. }) | None => {}
-        }
-        if end.is_some_and(|end| Instant::now() > end) {
-            ranks.kill_all();
         }
     }
     Ok(worst)
@@ -86,6 +80,8 @@ pub(crate) fn run(options: &Options, out: &mut dyn Write) -> Result<i32> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn launch(ranks: usize, connections: usize, script: &str) -> (i32, String) {

@@ -3,6 +3,7 @@
 //! They build and start programs, and depend on none of the workspace's crates. What ranks do is the rank binary's
 //! business (package `nuvec-distributed-tests`); here they are started, watched, ended, and their reports are shown.
 
+mod bench;
 mod cargo;
 mod ci;
 mod codegen;
@@ -13,8 +14,10 @@ mod ports;
 mod ranks;
 mod rdma_vm;
 mod ring_test;
+mod signals;
 mod test;
 mod tidy;
+mod units;
 
 use std::process::ExitCode;
 
@@ -37,6 +40,8 @@ enum Commands {
     RingTest(Box<ring_test::Options>),
     /// Start N ranks of any program on this machine with MLX's launch environment
     Launch(launch::Options),
+    /// Measure the collectives and the reduction kernels on this machine, beside MLX's ring and Open MPI if asked
+    Bench(Box<bench::Options>),
     /// Run a command, or the RDMA tests, in a virtual machine that has Soft-RoCE devices
     RdmaVm(rdma_vm::Options),
     /// Run every test that passes on this machine, and say what the ones left out need
@@ -50,9 +55,22 @@ enum Commands {
 }
 
 fn main() -> ExitCode {
+    let code = run();
+    match signals::received() {
+        Some(signal) => {
+            eprintln!("{}", signals::describe(signal));
+            // As a shell has it.
+            ExitCode::from(128 + signal)
+        }
+        None => code,
+    }
+}
+
+fn run() -> ExitCode {
     let done = match Cli::parse().command {
         Commands::RingTest(options) => ring_test::main(&options),
         Commands::Launch(options) => return launch::main(&options),
+        Commands::Bench(options) => bench::main(&options),
         Commands::RdmaVm(options) => return rdma_vm::main(&options),
         Commands::Test(options) => test::main(&options),
         Commands::Tidy(options) => tidy::main(&options),

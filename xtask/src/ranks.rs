@@ -1,16 +1,19 @@
 //! Ranks as child processes: starting them, reading their output line by line, and ending them and nothing else.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use crate::Result;
+use crate::signals::{self, Leader, Signal};
 
 /// The longest line that is passed on whole, in bytes; a longer one comes in pieces.
 const MAX_LINE: u64 = 64 * 1024;
 /// How long a rank's pipes may stay open after its end (a grandchild may hold them) before its end is told.
 const PIPE_GRACE: Duration = Duration::from_millis(500);
+/// How long ranks that were asked to end may take before they are killed.
+const GRACE: Duration = Duration::from_secs(5);
 /// How often ends are looked for.
 const POLL: Duration = Duration::from_millis(5);
 
@@ -39,15 +42,18 @@ enum FromReader {
 }
 
 struct Rank {
-    child: Child,
+    process: Leader,
     open_pipes: usize,
     status: Option<(ExitStatus, Instant)>,
     told: bool,
 }
 
-/// Child processes, one per rank, numbered from 0 in the order of starting. Dropping them kills those that still run.
+/// Child processes, one per rank, numbered from 0 in the order of starting, each with a process group of its own. Dropping
+/// them kills what still runs, and so does a signal that asks this command to end, after it has asked them.
 pub(crate) struct Ranks {
     ranks: Vec<Rank>,
+    /// When those that still run are killed.
+    kill_at: Option<Instant>,
     sender: Sender<FromReader>,
     lines: Receiver<FromReader>,
 }
@@ -56,7 +62,7 @@ impl Ranks {
     /// Starts a process per command, without standard input and with its output piped here.
     pub(crate) fn start(commands: impl IntoIterator<Item = Command>) -> Result<Self> {
         let (sender, lines) = channel();
-        let mut this = Self { ranks: Vec::new(), sender, lines };
+        let mut this = Self { ranks: Vec::new(), kill_at: None, sender, lines };
         for command in commands {
             this.add(command)?;
         }
@@ -65,18 +71,15 @@ impl Ranks {
 
     fn add(&mut self, mut command: Command) -> Result<()> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child =
-            command.spawn().map_err(|e| format!("cannot start {}: {e}", command.get_program().display()))?;
+        let mut process = Leader::start(&mut command)?;
         let number = self.ranks.len();
-        let pipes: [Option<Box<dyn Read + Send>>; 2] =
-            [child.stdout.take().map(|p| Box::new(p) as _), child.stderr.take().map(|p| Box::new(p) as _)];
         let mut open_pipes = 0;
-        for pipe in pipes.into_iter().flatten() {
+        for pipe in process.pipes() {
             let sender = self.sender.clone();
             std::thread::spawn(move || read_lines(number, pipe, &sender));
             open_pipes += 1;
         }
-        self.ranks.push(Rank { child, open_pipes, status: None, told: false });
+        self.ranks.push(Rank { process, open_pipes, status: None, told: false });
         Ok(())
     }
 
@@ -94,6 +97,12 @@ impl Ranks {
     pub(crate) fn next(&mut self, patience: Duration) -> Option<Event> {
         let end = Instant::now() + patience;
         loop {
+            if signals::received().is_some() && self.kill_at.is_none() {
+                self.end_all();
+            }
+            if self.kill_at.is_some_and(|at| Instant::now() > at) {
+                self.kill_all();
+            }
             match self.lines.recv_timeout(POLL) {
                 Ok(FromReader::Line(rank, text)) => return Some(Event::Line { rank, text }),
                 Ok(FromReader::End(rank)) => self.ranks[rank].open_pipes -= 1,
@@ -101,7 +110,7 @@ impl Ranks {
             }
             for (number, rank) in self.ranks.iter_mut().enumerate() {
                 if rank.status.is_none() {
-                    rank.status = rank.child.try_wait().ok().flatten().map(|status| (status, Instant::now()));
+                    rank.status = rank.process.status().map(|status| (status, Instant::now()));
                 }
                 let Some((status, since)) = rank.status else { continue };
                 if !rank.told && (rank.open_pipes == 0 || since.elapsed() > PIPE_GRACE) {
@@ -115,42 +124,38 @@ impl Ranks {
         }
     }
 
-    /// Kills a rank (SIGKILL). One that has ended is left alone.
+    /// Kills a rank, and what it has started (SIGKILL).
     pub(crate) fn kill(&mut self, rank: usize) {
-        let _ = self.ranks[rank].child.kill();
+        self.signal(rank, Signal::KILL);
     }
 
     /// Kills every rank that still runs.
     pub(crate) fn kill_all(&mut self) {
-        for rank in 0..self.ranks.len() {
-            self.kill(rank);
+        for rank in &self.ranks {
+            rank.process.signal(Signal::KILL);
         }
     }
 
-    /// Sends a signal, such as `STOP`, to a rank. One that has ended is left alone.
-    pub(crate) fn signal(&mut self, rank: usize, signal: &str) {
-        let rank = &mut self.ranks[rank];
-        // Not reaped yet, so the id is still this child's.
-        if rank.status.is_none() && matches!(rank.child.try_wait(), Ok(None)) {
-            // The shell's own kill: not every system has kill(1).
-            let _ = Command::new("sh").args(["-c", "kill -s $0 $1", signal, &rank.child.id().to_string()]).status();
-        }
+    /// Sends a signal to a rank, and to what it has started. What has ended is left alone.
+    pub(crate) fn signal(&mut self, rank: usize, signal: Signal) {
+        self.ranks[rank].process.signal(signal);
     }
 
-    /// Asks every rank that still runs to end (SIGTERM).
-    pub(crate) fn terminate_all(&mut self) {
-        for rank in 0..self.ranks.len() {
-            self.signal(rank, "TERM");
+    /// Asks every rank that still runs to end (SIGTERM); [`Self::next`] kills those that do not within 5 s.
+    pub(crate) fn end_all(&mut self) {
+        for rank in &self.ranks {
+            rank.process.signal(Signal::TERM);
+            // A stopped one takes no other signal but SIGKILL.
+            rank.process.signal(Signal::CONT);
         }
+        self.kill_at = Some(Instant::now() + GRACE);
     }
 }
 
 impl Drop for Ranks {
     fn drop(&mut self) {
+        // All before the first is waited for.
         self.kill_all();
-        for rank in &mut self.ranks {
-            let _ = rank.child.wait();
-        }
     }
 }
 
@@ -240,21 +245,23 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn terminating_asks_politely() {
+    fn ranks_are_asked_to_end_before_they_are_killed() {
         let script = "trap 'echo bye; exit 3' TERM; echo ready; while :; do sleep 0.05; done";
         let mut ranks = Ranks::start([shell(0, script)]).unwrap();
         assert!(matches!(ranks.next(Duration::from_secs(10)), Some(Event::Line { text, .. }) if text == b"ready"));
-        ranks.terminate_all();
-        assert_eq!(run(ranks), (vec![vec!["bye".to_string()]], vec![3]));
+        ranks.end_all();
+        let (lines, codes) = run(ranks);
+        // The shell may say first that its `sleep` was ended, too.
+        assert_eq!((lines[0].last().map(String::as_str), codes), (Some("bye"), vec![3]));
     }
 
     #[test]
     fn a_stopped_rank_says_nothing_until_it_continues() {
         let mut ranks = Ranks::start([shell(0, "while :; do echo here; sleep 0.02; done")]).unwrap();
         assert!(ranks.next(Duration::from_secs(10)).is_some());
-        ranks.signal(0, "STOP");
+        ranks.signal(0, Signal::STOP);
         while ranks.next(Duration::from_millis(500)).is_some() {}
-        ranks.signal(0, "CONT");
+        ranks.signal(0, Signal::CONT);
         assert!(ranks.next(Duration::from_secs(10)).is_some());
     }
 

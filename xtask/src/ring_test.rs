@@ -68,11 +68,12 @@ pub(crate) struct Options {
     /// Where the data's random numbers begin [default: random, and printed]
     #[arg(long, value_name = "S")]
     pub(crate) seed: Option<u64>,
-    /// Kill this rank in the middle of a loop of 16 MiB all-reduces: every survivor must name it within 2 seconds
+    /// Kill this rank in the middle of a loop of 16 MiB all-reduces: every survivor must name it within 2 seconds (on
+    /// MLX's wire: a neighbour that it lost)
     #[arg(long, value_name = "RANK", conflicts_with_all = ["stop", "pause", "hostfile", "only", "spoil", "sizes"])]
     pub(crate) kill: Option<usize>,
     /// Stop this rank (SIGSTOP) in the middle of such a loop: every survivor must name it within the time-out and 2
-    /// seconds
+    /// seconds (on MLX's wire: a neighbour)
     #[arg(long, value_name = "RANK", conflicts_with_all = ["pause", "hostfile", "only", "spoil", "sizes"])]
     pub(crate) stop: Option<usize>,
     /// Stop this rank in the middle of such a loop, and let it go on after half the time-out: so must the loop, and
@@ -166,8 +167,8 @@ impl Options {
         if self.transport == Transport::Rdma {
             return Err("--transport rdma comes with the RDMA transport, which this version does not have".into());
         }
-        if self.wire == Wire::Mlx {
-            return Err("--wire mlx is not checked by ring-test yet: --wire native is".into());
+        if self.wire == Wire::Mlx && self.key.is_some() {
+            return Err("--key: MLX's wire has no key; leave it out, or take --wire native".into());
         }
         match self.key.as_deref() {
             Some("") if self.hostfile.is_some() => {
@@ -206,7 +207,8 @@ impl Options {
         if self.hostfile.is_none() {
             text += &format!(", {} connection{} to each neighbour", self.connections, plural(self.connections));
         }
-        text + if self.key.is_some() { ", with a key" } else { "" }
+        text += if self.key.is_some() { ", with a key" } else { "" };
+        text + if self.wire == Wire::Mlx { ", on MLX's wire" } else { "" }
     }
 
     /// The command, without the data's seed and what selects or spoils checks.
@@ -218,6 +220,7 @@ impl Options {
             }
             _ => words.push(format!("--ranks {} --connections {}", self.ranks, self.connections)),
         }
+        words.extend((self.wire == Wire::Mlx).then(|| "--wire mlx".to_string()));
         // Never the key itself: lines like this one end up in logs.
         words.extend(self.key.as_ref().map(|_| "--key".to_string()));
         words.extend(self.quick.then(|| "--quick".to_string()));
@@ -374,9 +377,15 @@ impl Run<'_> {
         for variable in OTHER_LAUNCHES {
             command.env_remove(variable);
         }
+        command.env_remove("NUVEC_RING_TEST_HOSTFILE");
         command.env("MLX_HOSTFILE", hostfile).env("MLX_RANK", rank.to_string());
-        command.env("NUVEC_RING_TEST_HOSTFILE", second);
         command.env("NUVEC_DISTRIBUTED_TIMEOUT", options.timeout().as_secs_f64().to_string());
+        if options.wire == Wire::Mlx {
+            command.env("NUVEC_DISTRIBUTED_WIRE", "mlx");
+        } else {
+            // The operations that nuvec does not have are checked there; MLX's wire has none of them.
+            command.env("NUVEC_RING_TEST_HOSTFILE", second);
+        }
         match &self.key {
             Some(key) => command.env("NUVEC_DISTRIBUTED_KEY", key),
             None => command.env_remove("NUVEC_DISTRIBUTED_KEY"),
@@ -451,22 +460,27 @@ mod tests {
     use super::*;
     use crate::ranks::tests::shell;
 
-    /// Has `watch` watch ranks that are shell scripts; how that ended, and what was printed.
-    pub(super) fn watched(
-        watch: fn(&Run<'_>, Ranks, &mut (dyn Write + Send)) -> Result<End>,
-        options: &Options,
-        scripts: &[&str],
-    ) -> (End, String) {
-        let run = Run {
+    /// A run of `size` ranks that are no programs yet.
+    pub(super) fn run_of(options: &Options, size: usize) -> Run<'_> {
+        Run {
             options,
             program: Path::new("sh"),
             placement: None,
             seed: 7,
             key: None,
             folder: None,
-            numbers: (0..scripts.len()).collect(),
-            size: scripts.len(),
-        };
+            numbers: (0..size).collect(),
+            size,
+        }
+    }
+
+    /// Has `watch` watch ranks that are shell scripts; how that ended, and what was printed.
+    pub(super) fn watched(
+        watch: fn(&Run<'_>, Ranks, &mut (dyn Write + Send)) -> Result<End>,
+        options: &Options,
+        scripts: &[&str],
+    ) -> (End, String) {
+        let run = run_of(options, scripts.len());
         let ranks = Ranks::start(scripts.iter().enumerate().map(|(rank, script)| shell(rank, script))).unwrap();
         let mut out = Vec::new();
         let end = watch(&run, ranks, &mut out).unwrap();
@@ -488,8 +502,10 @@ mod tests {
         assert!(options.validate().unwrap_err().contains("RDMA transport"));
         options.transport = Transport::Tcp;
         options.wire = Wire::Mlx;
-        assert!(options.validate().unwrap_err().contains("not checked by ring-test yet"));
-        options.wire = Wire::Native;
+        options.validate().unwrap();
+        options.key = Some(String::new());
+        assert!(options.validate().unwrap_err().contains("MLX's wire has no key"));
+        (options.wire, options.key) = (Wire::Native, None);
         options.kill = Some(4);
         assert!(options.validate().unwrap_err().contains("--kill 4: with 4 ranks they are 0 to 3"));
         options.kill = Some(3);
@@ -517,6 +533,8 @@ mod tests {
         );
         let paused = Options { pause: Some(1), timeout: Some(Duration::from_millis(1500)), ..Options::quick(3, 2) };
         assert!(paused.reproduction(7, None).ends_with("--quick --timeout 1.5 --pause 1 --seed 7"));
+        let mlx = Options { wire: Wire::Mlx, ..Options::quick(3, 2) };
+        assert!(mlx.reproduction(7, None).ends_with("--connections 2 --wire mlx --quick --seed 7"));
         options.hostfile = Some("my hosts.json".into());
         options.rank = Some(1);
         assert!(options.reproduction(7, None).contains("--hostfile 'my hosts.json' --rank 1"));

@@ -2,10 +2,12 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::time::Instant;
+use std::process::Command;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use crate::ranks::{Event, Ranks};
 use crate::{Result, cargo, launch, namespaces, rdma_vm, ring_test};
 
 /// Options of `test`.
@@ -14,7 +16,8 @@ pub(crate) struct Options {
     /// Fail if a part is left out because this machine lacks something
     #[arg(long)]
     pub(crate) all: bool,
-    /// Add the long products: ignored tests, and every number of ranks and connections with every size
+    /// Add the long products: ignored tests, every number of ranks and connections with every size, and with MLX's ranks
+    /// every operation × type × length
     #[arg(long)]
     pub(crate) exhaustive: bool,
 }
@@ -75,17 +78,18 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         outcome
     };
 
-    let mut rank = None;
+    let mut programs = None;
     part("build", &mut || {
-        // The build of the tests makes the rank binary too: nothing is built twice.
-        rank = Some(cargo::rank_binary(&cargo::build(&["test", "--no-run", "--profile", "ci", "--workspace"])?)?);
+        // The build of the tests makes the programs that they start too: nothing is built twice.
+        let built = cargo::build(&["test", "--no-run", "--profile", "ci", "--workspace"])?;
+        programs = Some((cargo::rank_binary(&built)?, cargo::program(&built, "mixed")?));
         Ok(Outcome::Passed)
     });
     part("unit, integration and documentation tests", &mut || workspace_tests(&[], &[]));
     if options.exhaustive {
         part("long tests", &mut || workspace_tests(&["--lib", "--bins", "--tests"], &["--ignored"]));
     }
-    if let Some(rank) = &rank {
+    if let Some((rank, mixed)) = &programs {
         for (name, run, expected) in rings(options.exhaustive) {
             part(&name, &mut || ring(&run, rank, &expected));
         }
@@ -96,9 +100,15 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             let options = launch::Options { ranks: 3, connections: 2, program };
             captured(|out| Ok(launch::run(&options, out)? == 0))
         });
+        part("bench, two ranks and two sizes", &mut || captured(|out| crate::bench::check(rank, out)));
         part("ring-test in network namespaces, IPv4 and scoped IPv6", &mut || match namespaces::missing() {
             Some(needs) => Ok(Outcome::Skipped(needs)),
             None => captured(|out| namespaces::ring_test(rank, out)),
+        });
+        part("rings of our ranks and MLX's, every arrangement of 2 to 4, 1 to 3 connections", &mut || {
+            let mut command = Command::new(mixed);
+            command.args(options.exhaustive.then_some("--exhaustive"));
+            streamed(command, &mut std::io::stdout())
         });
     }
     part("RDMA in a virtual machine", &mut || match rdma_vm::missing() {
@@ -169,6 +179,11 @@ fn rings(exhaustive: bool) -> Vec<(String, ring_test::Options, Expected)> {
         }
     }
     add(ring_test::Options { pause: Some(1), ..ring_test::Options::quick(3, 2) }, Expected::Pass);
+    let on_mlxs_wire = |options| ring_test::Options { wire: ring_test::Wire::Mlx, ..options };
+    for (ranks, connections) in [(2, 1), (3, 2), (4, 3)] {
+        add(on_mlxs_wire(ring_test::Options::quick(ranks, connections)), Expected::Pass);
+    }
+    add(on_mlxs_wire(ring_test::Options { kill: Some(2), ..ring_test::Options::quick(4, 2) }), Expected::Pass);
     let mut spoiled = ring_test::Options::quick(2, 1);
     let case = "all_sum/float32/1000";
     spoiled.spoil = Some(case.into());
@@ -217,6 +232,26 @@ fn captured(work: impl FnOnce(&mut (dyn Write + Send)) -> Result<bool>) -> Resul
     Ok(judge(passed, &String::from_utf8_lossy(&text), &Expected::Pass))
 }
 
+/// Runs a program whose lines are shown as they come: one that begins with `@needs` says what is missing to run it.
+fn streamed(command: Command, out: &mut dyn Write) -> Result<Outcome> {
+    let mut program = Ranks::start([command])?;
+    let mut outcome = Outcome::Failed(String::new());
+    while !program.all_ended() {
+        match program.next(Duration::from_millis(200)) {
+            Some(Event::Line { text, .. }) => match text.strip_prefix(b"@needs ") {
+                Some(needs) => outcome = Outcome::Skipped(String::from_utf8_lossy(needs).into_owned()),
+                None => {
+                    // A reader that is gone is no reason to stop.
+                    let _ = out.write_all(&[&text[..], b"\n"].concat()).and_then(|()| out.flush());
+                }
+            },
+            Some(Event::Exit { status, .. }) if status.success() => outcome = Outcome::Passed,
+            Some(Event::Exit { .. }) | None => {}
+        }
+    }
+    Ok(outcome)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,10 +280,23 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_says_what_it_needs_is_left_out() {
+        let run = |script: &str| {
+            let mut out = Vec::new();
+            let outcome = streamed(crate::ranks::tests::shell(0, script), &mut out).unwrap();
+            (outcome, String::from_utf8(out).unwrap())
+        };
+        assert_eq!(run("echo 1 of 2; exit 0"), (Outcome::Passed, "1 of 2\n".into()));
+        assert_eq!(run("echo why; exit 1"), (Outcome::Failed(String::new()), "why\n".into()));
+        assert_eq!(run("echo @needs MLX; exit 1"), (Outcome::Skipped("MLX".into()), String::new()));
+    }
+
+    #[test]
     fn names_of_runs_are_commands_that_differ() {
         let runs = rings(true);
         let names: std::collections::BTreeSet<_> = runs.iter().map(|run| &run.0).collect();
         assert_eq!(names.len(), runs.len());
         assert!(names.contains(&"ring-test --ranks 4 --connections 2 --key --quick --kill 2".to_string()));
+        assert!(names.contains(&"ring-test --ranks 4 --connections 2 --wire mlx --quick --kill 2".to_string()));
     }
 }

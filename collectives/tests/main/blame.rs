@@ -1,5 +1,7 @@
 //! Who is blamed for a time-out, and what can be seen of a group while a call hangs.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use nuvec_collectives::{DType, RankState, Reduction};
@@ -12,45 +14,53 @@ fn sum(group: &Group) -> Result<(), nuvec_transport::Error> {
 }
 
 fn short(n: usize) -> Shape {
-    Shape { timeout: Duration::from_millis(300), ..Shape::new(n, 1) }
+    Shape { timeout: Duration::from_secs(1), ..Shape::new(n, 1) }
 }
 
 #[test]
 fn every_rank_blames_the_one_that_did_not_reach_the_call() {
-    for n in 2..=5 {
-        for late in 0..n {
-            let errors = short(n).run(move |group| {
-                sum(group).unwrap();
-                if group.rank() == late {
-                    std::thread::sleep(Duration::from_millis(900));
-                    return None;
-                }
-                Some(sum(group).expect_err("a rank is missing"))
-            });
-            for error in errors.into_iter().flatten() {
-                assert_eq!(error.peer().map(|p| p.rank), Some(late), "{n} ranks: {error}");
-                assert_eq!(error.kind(), Kind::TimedOut);
-                let line = error.to_string();
-                assert!(line.contains("is alive but has not reached all_sum #2: it is in no call"), "{line}");
-                assert!(
-                    line.contains("where the ranks stand: ") && line.contains(&format!("rank {late} idle")),
-                    "{line}"
-                );
+    let blamed = |n: usize, late: usize| {
+        let failed = Arc::new(AtomicUsize::new(0));
+        let errors = short(n).run(move |group| {
+            sum(group).unwrap();
+            if group.rank() != late {
+                let error = sum(group).expect_err("a rank is missing");
+                failed.fetch_add(1, Ordering::Relaxed);
+                return Some(error);
             }
+            let start = Instant::now();
+            while failed.load(Ordering::Relaxed) < n - 1 && start.elapsed() < Duration::from_secs(30) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            None
+        });
+        for error in errors.into_iter().flatten() {
+            assert_eq!(error.peer().map(|p| p.rank), Some(late), "{n} ranks: {error}");
+            assert_eq!(error.kind(), Kind::TimedOut);
+            let line = error.to_string();
+            assert!(line.contains("is alive but has not reached all_sum #2: it is in no call"), "{line}");
+            assert!(line.contains("where the ranks stand: ") && line.contains(&format!("rank {late} idle")), "{line}");
         }
-    }
+    };
+    // At once: each takes the time-out.
+    std::thread::scope(|scope| {
+        for (n, late) in (2..=5).flat_map(|n| (0..n).map(move |late| (n, late))) {
+            scope.spawn(move || blamed(n, late));
+        }
+    });
 }
 
 #[test]
 fn receives_that_wait_for_each_other_are_shown_as_a_cycle() {
-    for n in 2..=4 {
+    let shown = |n: usize| {
         let errors = short(n).run(move |group| {
             let left = (group.rank() + n - 1) % n;
             group.recv(left, &mut [0]).expect_err("nobody sends").to_string()
         });
         assert!(errors.iter().all(|e| e.contains("deadlock, every rank waits for the next: rank ")), "{errors:?}");
         assert!(errors.iter().all(|e| (0..n).all(|r| e.contains(&format!("rank {r} in recv")))), "{errors:?}");
-    }
+    };
+    std::thread::scope(|scope| (2..=4).for_each(|n| drop(scope.spawn(move || shown(n)))));
 }
 
 #[test]

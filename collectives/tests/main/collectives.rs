@@ -28,7 +28,7 @@ pub(super) fn bytes(values: &[f32]) -> Vec<u8> {
 /// The documented order of an all-reduce of `len` floats, computed serially.
 fn summed(n: usize, k: usize, len: usize) -> Vec<u8> {
     let inputs: Vec<_> = (0..n).map(|r| floats(r, len)).collect();
-    if len * 4 <= 16 << 10 {
+    if len * 4 <= 32 << 10 {
         let sum = |i: usize| inputs[1..].iter().fold(inputs[0][i], |a, x| a + x[i]);
         return bytes(&(0..len).map(sum).collect::<Vec<_>>());
     }
@@ -58,7 +58,7 @@ fn summed(n: usize, k: usize, len: usize) -> Vec<u8> {
 fn all_reduce_sums_in_the_documented_order_on_every_rank() {
     for n in 2..=5 {
         for k in [1, 3] {
-            for len in [0, 1, n - 1, n, 17, 4096, 4097, 65_537, 300_001] {
+            for len in [0, 1, n - 1, n, 17, 8192, 8193, 65_537, 300_001] {
                 let results = Shape::new(n, k).run(move |group| {
                     let mut data = bytes(&floats(group.rank(), len));
                     group.all_reduce(&mut data, DType::F32, Reduction::Sum).unwrap();

@@ -1,5 +1,6 @@
 //! A rank of ours in a ring of MLX's, for the tests of the `mlx` wire: it does what the tests' `mlx_rank.py` does.
 
+use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,14 +23,14 @@ struct Cli {
 enum Command {
     /// Does each case of a file on the bare transport
     Cases {
-        /// A JSON list of [operation, dtype, elements]
+        /// A JSON list of [number, operation, dtype, elements]
         file: std::path::PathBuf,
         /// Of the data
         seed: u64,
     },
     /// Does each case of a file through the facade, with nuvec's arrays
     Facade {
-        /// A JSON list of [operation, dtype, elements]
+        /// A JSON list of [number, operation, dtype, elements]
         file: std::path::PathBuf,
         /// Of the data
         seed: u64,
@@ -67,7 +68,8 @@ fn ring() -> Result<MlxRing<TcpChannel>, Failure> {
     };
     let nodes: Vec<Vec<_>> =
         nodes.iter().map(|node| node.iter().map(address).collect()).collect::<Result<_, Failure>>()?;
-    let timeout = Duration::from_secs(20);
+    // Longer than a rank may be late, on a machine with much else to do.
+    let timeout = Duration::from_secs(60);
     let links = tcp::mlx::connect(&nodes, rank, &tcp::Options::default().timeout(timeout))?;
     Ok(MlxRing::new(links, rank, nodes.len(), timeout, nuvec_collectives::Options::default())?)
 }
@@ -84,18 +86,18 @@ struct Case {
 fn cases(
     file: &std::path::Path,
     seed: u64,
-    mut work: impl FnMut(&Case, Vec<u8>) -> Result<Vec<u8>, Failure>,
+    mut work: impl FnMut(&Case, &[u8]) -> Result<Vec<u8>, Failure>,
 ) -> Result<(), Failure> {
     println!("@joined");
-    let all: Vec<(String, String, usize)> = serde_json::from_slice(&std::fs::read(file)?)?;
+    let all: Vec<(usize, String, String, usize)> = serde_json::from_slice(&std::fs::read(file)?)?;
     let rank = std::env::var("MLX_RANK")?.parse()?;
     let nodes: Vec<Vec<String>> = serde_json::from_slice(&std::fs::read(std::env::var("MLX_HOSTFILE")?)?)?;
-    let block = block(seed, rank);
-    for (i, (operation, dtype, elements)) in all.into_iter().enumerate() {
+    let mut data = Data { block: block(seed, rank), runs: HashMap::new() };
+    for (number, operation, dtype, elements) in all {
         let dtype = DType::ALL.into_iter().find(|d| d.name() == dtype).ok_or("no such dtype")?;
-        let data = data(&block, i, &operation, dtype, elements * dtype.size());
+        let own = data.of(number, &operation, dtype, elements * dtype.size()).ok_or("too many bytes")?;
         let case = Case { operation, dtype, rank, size: nodes.len() };
-        println!("@sum {i} {:08x}", crc32(&work(&case, data)?));
+        println!("@sum {number} {:08x}", crc32fast::hash(&work(&case, own)?));
     }
     println!("@done");
     Ok(())
@@ -103,6 +105,8 @@ fn cases(
 
 /// The period of the data: a prime, so no two segments are alike.
 const BLOCK: usize = 65_521;
+/// How many bytes there are to cut a case's data from.
+const MOST: usize = (8 << 20) + 8 * BLOCK;
 
 fn block(seed: u64, rank: usize) -> Vec<u8> {
     let mut block: Vec<u8> = (0..BLOCK / 8 + 1).flat_map(|i| hash(seed, rank, i).to_le_bytes()).collect();
@@ -110,44 +114,59 @@ fn block(seed: u64, rank: usize) -> Vec<u8> {
     block
 }
 
-fn data(block: &[u8], case: usize, operation: &str, dtype: DType, bytes: usize) -> Vec<u8> {
-    let mut data: Vec<u8> = block.iter().copied().cycle().skip(case * 7919 % BLOCK).take(bytes).collect();
-    let component = match dtype {
-        DType::Bool => {
-            data.iter_mut().for_each(|b| *b &= 1);
-            return data;
-        }
-        DType::F16 | DType::BF16 => 2,
-        DType::F32 | DType::Complex64 => 4,
-        DType::F64 => 8,
-        _ => return data,
-    };
-    if operation == "all_sum" {
-        // Without the highest bit of the exponent nothing becomes infinite or NaN.
-        data.iter_mut().skip(component - 1).step_by(component).for_each(|b| *b &= !0x40);
+/// What is done to the data of a kind of case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Treatment {
+    Raw,
+    Bool,
+    /// Sums of floats whose components have so many bytes.
+    Finite(usize),
+}
+
+/// A rank's data: one long run of bytes for each kind of case, from which every case is cut.
+struct Data {
+    block: Vec<u8>,
+    runs: HashMap<Treatment, Vec<u8>>,
+}
+
+impl Data {
+    /// The bytes of a case; none if there are not so many.
+    fn of(&mut self, number: usize, operation: &str, dtype: DType, bytes: usize) -> Option<&[u8]> {
+        let kind = match dtype {
+            DType::Bool => Treatment::Bool,
+            _ if operation != "all_sum" => Treatment::Raw,
+            DType::F16 | DType::BF16 => Treatment::Finite(2),
+            DType::F32 | DType::Complex64 => Treatment::Finite(4),
+            DType::F64 => Treatment::Finite(8),
+            _ => Treatment::Raw,
+        };
+        let block = &self.block;
+        let run = self.runs.entry(kind).or_insert_with(|| {
+            let mut run = block.repeat(MOST / BLOCK + 1);
+            match kind {
+                Treatment::Raw => {}
+                Treatment::Bool => run.iter_mut().for_each(|b| *b &= 1),
+                // Without the highest bit of the exponent nothing becomes infinite or NaN.
+                Treatment::Finite(width) => run.iter_mut().skip(width - 1).step_by(width).for_each(|b| *b &= !0x40),
+            }
+            run
+        });
+        run.get(number * 7919 % BLOCK * 8..)?.get(..bytes)
     }
-    data
 }
 
-/// As zlib's.
-fn crc32(data: &[u8]) -> u32 {
-    let table: [u32; 256] =
-        std::array::from_fn(|i| (0..8).fold(i as u32, |c, _| if c & 1 == 1 { 0xEDB8_8320 ^ (c >> 1) } else { c >> 1 }));
-    !data.iter().fold(!0, |c, &b| table[usize::from(c as u8 ^ b)] ^ (c >> 8))
-}
-
-fn bare(ring: &MlxRing<TcpChannel>, case: &Case, mut data: Vec<u8>) -> Result<Vec<u8>, Failure> {
+fn bare(ring: &MlxRing<TcpChannel>, case: &Case, data: &[u8]) -> Result<Vec<u8>, Failure> {
     let Case { rank, size, dtype, .. } = *case;
     let (right, left) = ((rank + 1) % size, (rank + size - 1) % size);
     let around = |to: usize, from: usize| {
         let mut got = vec![0; data.len()];
         // Ranks that all send first would wait for each other.
         if rank.is_multiple_of(2) {
-            ring.send(to, &data)?;
+            ring.send(to, data)?;
             ring.recv(from, &mut got)?;
         } else {
             ring.recv(from, &mut got)?;
-            ring.send(to, &data)?;
+            ring.send(to, data)?;
         }
         Ok(got)
     };
@@ -156,34 +175,35 @@ fn bare(ring: &MlxRing<TcpChannel>, case: &Case, mut data: Vec<u8>) -> Result<Ve
         "left" => return around(left, right),
         "all_gather" => {
             let mut output = vec![0; size * data.len()];
-            ring.all_gather(&data, &mut output)?;
+            ring.all_gather(data, &mut output)?;
             return Ok(output);
         }
         "all_max" => Reduction::Max,
         "all_min" => Reduction::Min,
         _ => Reduction::Sum,
     };
-    ring.all_reduce(&mut data, dtype, reduction)?;
-    Ok(data)
+    let mut result = data.to_vec();
+    ring.all_reduce(&mut result, dtype, reduction)?;
+    Ok(result)
 }
 
 fn facade(file: &std::path::Path, seed: u64) -> Result<(), Failure> {
     nuvec_distributed::init(true)?;
     cases(file, seed, |case, data| match case.dtype {
-        DType::Bool => arrays::<bool>(case, &data),
-        DType::U8 => arrays::<u8>(case, &data),
-        DType::U16 => arrays::<u16>(case, &data),
-        DType::U32 => arrays::<u32>(case, &data),
-        DType::U64 => arrays::<u64>(case, &data),
-        DType::I8 => arrays::<i8>(case, &data),
-        DType::I16 => arrays::<i16>(case, &data),
-        DType::I32 => arrays::<i32>(case, &data),
-        DType::I64 => arrays::<i64>(case, &data),
-        DType::F16 => arrays::<f16>(case, &data),
-        DType::BF16 => arrays::<bf16>(case, &data),
-        DType::F32 => arrays::<f32>(case, &data),
-        DType::F64 => arrays::<f64>(case, &data),
-        DType::Complex64 => arrays::<Complex64>(case, &data),
+        DType::Bool => arrays::<bool>(case, data),
+        DType::U8 => arrays::<u8>(case, data),
+        DType::U16 => arrays::<u16>(case, data),
+        DType::U32 => arrays::<u32>(case, data),
+        DType::U64 => arrays::<u64>(case, data),
+        DType::I8 => arrays::<i8>(case, data),
+        DType::I16 => arrays::<i16>(case, data),
+        DType::I32 => arrays::<i32>(case, data),
+        DType::I64 => arrays::<i64>(case, data),
+        DType::F16 => arrays::<f16>(case, data),
+        DType::BF16 => arrays::<bf16>(case, data),
+        DType::F32 => arrays::<f32>(case, data),
+        DType::F64 => arrays::<f64>(case, data),
+        DType::Complex64 => arrays::<Complex64>(case, data),
     })
 }
 

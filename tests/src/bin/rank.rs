@@ -11,6 +11,7 @@ use nuvec_core::distributed::{self, Group};
 use nuvec_distributed_tests::cases::{self, Case, Failure, Ring, Selection};
 use nuvec_distributed_tests::sample::{Sample, hash};
 use nuvec_distributed_tests::{measure, report, second};
+use nuvec_launch_env::WireName;
 
 /// One rank of a ring.
 #[derive(Debug, Parser)]
@@ -101,14 +102,21 @@ fn join() -> Result<Group, End> {
 
 /// Runs every wanted check, then the measurements.
 fn check(options: &Check) -> Result<(), End> {
-    let selection = Selection { quick: options.quick, sizes: options.sizes.clone(), only: options.only.clone() };
+    let environment =
+        nuvec_launch_env::read(&|name: &str| std::env::var_os(name)).map_err(|e| End::Error(e.to_string()))?;
+    let selection = Selection {
+        quick: options.quick,
+        sizes: options.sizes.clone(),
+        only: options.only.clone(),
+        mlx_wire: environment.settings.wire == Some(WireName::Mlx),
+    };
     let group = join()?;
     let launch = second::launch().map_err(|e| End::Error(e.to_string()))?;
     let group_of_second = match &launch {
         Some((ring, settings)) => Some(Arc::new(second::form(ring, settings).map_err(|e| End::from(e.to_string()))?)),
         None => None,
     };
-    let connections = launch.as_ref().map_or(1, |(ring, _)| ring.connections().max(1));
+    let connections = environment.ring.map_or(1, |ring| ring.connections().max(1));
     let mut all = cases::cases(group.size(), connections, &selection);
     if let Some(second) = &group_of_second {
         all.extend(second::cases(second, options.one_machine, &selection));

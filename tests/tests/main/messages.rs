@@ -40,7 +40,7 @@ fn a_message_outlives_its_sender() {
 fn ranks_that_receive_in_a_circle_are_told_that_they_are_deadlocked() {
     let finished = run_ring(host(), 3, 1, PATIENCE, &|rank, command| {
         let from = format!("recv:{}", (rank + 1) % 3);
-        command.args(["call", &from, "4"]).env("NUVEC_DISTRIBUTED_TIMEOUT", "1.5");
+        command.args(["call", &from, "4"]).env("NUVEC_DISTRIBUTED_TIMEOUT", "4");
     });
     for (rank, error) in errors(&finished).iter().enumerate() {
         assert!(error.contains("deadlock"), "rank {rank}: {error:?}");

@@ -8,7 +8,7 @@ const SLACK: usize = 2 << 10;
 /// What nuvec keeps of every group for ever, in KiB.
 const ENTRY: usize = 1;
 
-/// Asserts that `rank` uses no more in the second half of its work than in the first, apart from `groups` groups that
+/// Asserts that `rank` uses no more at the end of its work than in the first half, apart from `groups` groups that
 /// nuvec keeps.
 fn assert_flat(rank: &Finished, groups: usize) {
     assert!(rank.status.success() && rank.said("@done").count() == 1, "{rank:?}");
@@ -18,13 +18,15 @@ fn assert_flat(rank: &Finished, groups: usize) {
     let sample = |line: &str| line.split(' ').map(|number| number.parse().unwrap()).collect();
     let samples: Vec<Vec<usize>> = rank.said("@usage").map(sample).collect();
     assert_eq!(samples.len(), 10, "{rank:?}");
-    // A large array that lives at the moment, or a thread that just ends, counts in some samples; what has leaked counts
-    // in all.
-    let least = |samples: &[Vec<usize>], what: usize| samples.iter().map(|sample| sample[what]).min();
-    let [memory, descriptors, threads] =
-        [0, 1, 2].map(|what| (least(&samples[1..5], what), least(&samples[6..], what)));
-    assert!(memory.1 <= memory.0.map(|early| early + SLACK + groups * ENTRY), "memory grew: {samples:?}");
-    assert!(descriptors.0 == descriptors.1 && threads.0 == threads.1, "descriptors or threads: {samples:?}");
+    // A large array that lives at the moment, or a thread that just ends, counts in some samples, and a busy machine is
+    // late to give memory back; what leaks counts in all that follow, and grows.
+    let (early, late) = (&samples[1..5], &samples[7..]);
+    let grown = |what: usize| {
+        let early = early.iter().map(|sample| sample[what]).max().unwrap();
+        late.iter().map(|sample| sample[what]).min().unwrap().saturating_sub(early)
+    };
+    assert!(grown(0) <= SLACK + groups * ENTRY, "memory grew: {samples:?}");
+    assert!(grown(1) == 0 && grown(2) == 0, "descriptors or threads: {samples:?}");
 }
 
 fn mixed(n: usize, operations: usize) {

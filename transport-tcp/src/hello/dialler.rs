@@ -128,7 +128,10 @@ impl Dialler {
             Some(ReplyCode::Busy) => return Err(later(Rejection::Busy, "has no room for another connection now")),
             _ if version != VERSION => return Err(refused(Rejection::Version, version_text(version))),
             Some(ReplyCode::Version) => {
-                return Err(refused(Rejection::Version, "does not take this rank's version of nuvec's protocol"));
+                return Err(refused(
+                    Rejection::Version,
+                    format!("does not take version {VERSION} of nuvec's protocol"),
+                ));
             }
             Some(ReplyCode::Go) => {}
             None => return Err(malformed()),
@@ -178,7 +181,7 @@ impl Dialler {
             VerdictCode::NotMe if verdict.rank == open.to => refused(
                 Rejection::NotMe,
                 format!(
-                    "is rank {} of {} there and takes no {} connection from this rank, {} of {}; {}",
+                    "is rank {} of {} there and takes no {} connection from rank {} of {}; {}",
                     verdict.rank,
                     verdict.size,
                     open.role.name(),
@@ -193,22 +196,22 @@ impl Dialler {
             VerdictCode::NotMe => refused(
                 Rejection::NotMe,
                 format!(
-                    "is rank {} of {} there, not rank {} of {} as this rank has it; both need the same host list",
+                    "is rank {} of {} there, not rank {} of {}; both need the same host list",
                     verdict.rank, verdict.size, open.to, open.size
                 ),
             ),
             VerdictCode::Name => refused(
                 Rejection::Name,
-                format!("belongs to a group of another name, this rank's is {}", quoted(&self.identity.name)),
+                format!("belongs to a group of another name than {}", quoted(&self.identity.name)),
             ),
             VerdictCode::Size => refused(Rejection::Size, size_text(verdict.size, open.size)),
             VerdictCode::Connections => {
                 refused(Rejection::Connections, connections_text(verdict.connections, open.connections))
             }
             VerdictCode::Session if forming => {
-                later(Rejection::Session, "is still in an earlier run, this rank begins a new one")
+                later(Rejection::Session, "is still in an earlier run than the one that begins")
             }
-            VerdictCode::Session => refused(Rejection::Session, "belongs to another run than this rank"),
+            VerdictCode::Session => refused(Rejection::Session, "belongs to another run"),
             VerdictCode::Taken => refused(
                 Rejection::Taken,
                 format!(

@@ -247,7 +247,7 @@ impl Listener {
             return Err((VerdictCode::NotMe, text));
         }
         if message.name_tag != message::name_tag(&self.identity.name) {
-            let text = format!("belongs to a group of another name, this rank's is {}", quoted(&self.identity.name));
+            let text = format!("belongs to a group of another name than {}", quoted(&self.identity.name));
             return Err((VerdictCode::Name, text));
         }
         if open.size != place.size {
@@ -262,13 +262,13 @@ impl Listener {
             return Err((VerdictCode::Connections, text));
         }
         if open.index >= indices {
-            let text = format!("asks for {} connection {}, and this rank has {indices}", open.role.name(), open.index);
+            let text = format!("asks for {} connection {} of {indices}", open.role.name(), open.index);
             return Err((VerdictCode::Connections, text));
         }
         if open.session != place.session {
             let text = match open.session == [0; 16] {
-                true => "begins a new run, this rank is still in an earlier one",
-                false => "belongs to another run than this rank",
+                true => "begins a new run while an earlier one still ends",
+                false => "belongs to another run",
             };
             return Err((VerdictCode::Session, text.into()));
         }

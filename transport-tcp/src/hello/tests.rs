@@ -232,29 +232,29 @@ fn every_refusal_names_both_views() {
 
     let (r, d) = refusal(&id, ask(), &id, Place { rank: 2, left: 1, ..place() });
     assert_eq!((r.rejection, r.retry), (Rejection::NotMe, false));
-    says(&r.text, &["is rank 2 of 4 there, not rank 1 of 4", "this rank"]);
+    says(&r.text, &["is rank 2 of 4 there, not rank 1 of 4"]);
     says(&d.text, &["is rank 0 of 4", "to rank 1", "here is rank 2 of 4"]);
 
     let (r, d) = refusal(&id, ask(), &id, Place { left: 3, ..place() });
     assert_eq!((r.rejection, r.retry), (Rejection::NotMe, false));
-    says(&r.text, &["is rank 1 of 4 there", "no ring connection from this rank, 0 of 4"]);
+    says(&r.text, &["is rank 1 of 4 there", "no ring connection from rank 0 of 4"]);
     says(&d.text, &["is rank 0 of 4", "whose left is rank 3"]);
 
     let other = Identity { name: "attic\nof Mary".into(), ..id.clone() };
     let (r, d) = refusal(&id, ask(), &other, place());
     assert_eq!((r.rejection, r.retry), (Rejection::Name, false));
-    says(&r.text, &["another name, this rank's is \"desk\""]);
-    says(&d.text, &["another name, this rank's is \"attic\\nof Mary\""]);
+    says(&r.text, &["another name than \"desk\""]);
+    says(&d.text, &["another name than \"attic\\nof Mary\""]);
 
     let (r, d) = refusal(&id, ask(), &id, Place { size: 2, ..place() });
     assert_eq!((r.rejection, r.retry), (Rejection::Size, false));
-    says(&r.text, &["counts 2 ranks, this rank counts 4"]);
-    says(&d.text, &["counts 4 ranks, this rank counts 2"]);
+    says(&r.text, &["counts 2 ranks, not 4"]);
+    says(&d.text, &["counts 4 ranks, not 2"]);
 
     let (r, d) = refusal(&id, ask(), &id, Place { connections: 3, ..place() });
     assert_eq!((r.rejection, r.retry), (Rejection::Connections, false));
-    says(&r.text, &["counts 3 connections per neighbour, this rank counts 2"]);
-    says(&d.text, &["counts 2 connections per neighbour, this rank counts 3"]);
+    says(&r.text, &["counts 3 connections per neighbour, not 2"]);
+    says(&d.text, &["counts 2 connections per neighbour, not 3"]);
 
     let (r, d) = refusal(&id, ask(), &id, Place { taken: true, ..place() });
     assert_eq!((r.rejection, r.retry), (Rejection::Taken, false));
@@ -267,15 +267,15 @@ fn an_earlier_run_is_retried_by_a_dialler_that_forms_and_final_for_one_that_has_
     for id in [identity(None), identity(key())] {
         let (r, d) = refusal(&id, open(Role::Control), &id, Place { session: RUN, ..place() });
         assert_eq!((r.rejection, r.retry), (Rejection::Session, true));
-        says(&r.text, &["still in an earlier run", "this rank begins a new one"]);
-        says(&d.text, &["begins a new run", "this rank is still in an earlier one"]);
+        says(&r.text, &["still in an earlier run than the one that begins"]);
+        says(&d.text, &["begins a new run while an earlier one still ends"]);
 
         for session in [[0; 16], [9; 16]] {
             let asked = Open { session: RUN, ..open(Role::Control) };
             let (r, d) = refusal(&id, asked, &id, Place { session, ..place() });
             assert_eq!((r.rejection, r.retry), (Rejection::Session, false));
-            says(&r.text, &["belongs to another run than this rank"]);
-            says(&d.text, &["belongs to another run than this rank"]);
+            says(&r.text, &["belongs to another run"]);
+            says(&d.text, &["belongs to another run"]);
         }
     }
 }
@@ -407,7 +407,7 @@ fn a_listener_reads_an_open_of_another_version_to_its_end_and_answers_version() 
             assert!(listener.take_output().is_empty(), "silent until it has the whole of it");
             let dropped = listener.feed(&[*last], &mut judge).unwrap_err();
             assert_eq!((dropped.rejection, dropped.open), (Some(Rejection::Version), None));
-            says(&dropped.text, &["version 9", "this rank version 1"]);
+            says(&dropped.text, &["version 9", "not version 1"]);
             let reply = listener.take_output();
             assert_eq!((&reply[..16], reply[16], reply[20]), (&MAGIC[..], 1, 2));
             assert_eq!(reply.len(), HEADER + REPLY);
@@ -434,7 +434,7 @@ fn a_dialler_understands_the_refusal_of_another_version() {
                 let refused = feed_dialler(&mut dialler, &other_version(2, &body)).unwrap_err();
                 assert_eq!((refused.rejection, refused.retry), (rejection, retry), "code {code}");
                 if rejection == Rejection::Version {
-                    says(&refused.text, &["version 2", "this rank version 1"]);
+                    says(&refused.text, &["version 2", "not version 1"]);
                 }
             }
         }
@@ -478,7 +478,7 @@ fn a_key_here_and_none_there_is_refused_with_key_and_nothing_more() {
         };
         assert_eq!(
             (keyed.as_str(), keyless.as_str()),
-            ("has another key, or none", "has a key, and this rank has none")
+            ("has another key, or none", "has a key, and none was given here")
         );
     }
 }

@@ -60,13 +60,13 @@ fn check(ends: &(Error, Error), rejection: Rejection, dialler: &str, listener: &
 #[test]
 fn another_number_of_ranks_is_refused() {
     let ends = intrude(options(), options(), |nodes| nodes.push(vec![Address::new("127.0.0.1", 9)]));
-    check(&ends, Rejection::Size, "counts 2 ranks, this rank counts 3", "counts 3 ranks, this rank counts 2");
+    check(&ends, Rejection::Size, "counts 2 ranks, not 3", "counts 3 ranks, not 2");
 }
 
 #[test]
 fn another_number_of_connections_is_refused() {
     let ends = intrude(options(), options(), |nodes| nodes.iter_mut().for_each(|all| all.push(all[0].clone())));
-    check(&ends, Rejection::Connections, "this rank counts 2", "counts 2 connections");
+    check(&ends, Rejection::Connections, "connections per neighbour, not 2", "counts 2 connections");
 }
 
 #[test]

@@ -232,10 +232,10 @@ fn a_rank_that_is_not_the_left_is_refused_at_once_and_the_ring_opens_without_it(
         // Until rank 0 knows the group, rank 1 waits; then it is refused. It has another list of the members.
         let began = Instant::now();
         let e = open(&fabrics[1], GROUP, &[1, 0], soon()).map(drop).unwrap_err();
-        assert!(began.elapsed() < Duration::from_secs(2));
+        assert!(began.elapsed() < Duration::from_secs(10));
         assert_eq!((e.kind(), e.peer().map(|p| p.rank)), (Kind::Rejected(Rejection::NotMe), Some(0)), "{e}");
         assert!(
-            e.to_string().contains("takes no ring connection from this rank") && !e.to_string().contains("host list"),
+            e.to_string().contains("takes no ring connection from rank 1 of 4") && !e.to_string().contains("host list"),
             "{e}"
         );
         let second = open(&fabrics[2], GROUP, &[0, 2], soon()).unwrap();

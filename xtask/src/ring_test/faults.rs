@@ -8,9 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 
 use super::report::{self, LoopError, Message};
-use super::{End, PORT_TAKEN, Run};
+use super::{End, PORT_TAKEN, Run, Wire};
 use crate::console::Console;
 use crate::ranks::{Event, Ranks, describe};
+use crate::signals::Signal;
 use crate::{Result, ports};
 
 /// How long after a rank's death, or after the time-out of a stopped one, a survivor may have its error.
@@ -79,7 +80,7 @@ pub(super) fn watch(run: &Run<'_>, ranks: Ranks, out: &mut (dyn Write + Send)) -
     let Some(observed) = observe(run, fault, victim, ranks, &mut console)? else { return Ok(End::PortTaken) };
     let verdicts: Vec<(usize, Verdict)> = (0..run.size)
         .filter(|&rank| rank != victim || fault == Fault::Pause)
-        .map(|rank| (rank, judge(fault, victim, run.options.timeout(), rank, &observed)))
+        .map(|rank| (rank, judge(fault, &run.blamed(rank, victim), run.options.timeout(), rank, &observed)))
         .collect();
     let passed = observed.struck_at.is_some() && verdicts.iter().all(|(_, verdict)| verdict.wrong.is_none());
     if observed.struck_at.is_none() {
@@ -98,6 +99,9 @@ pub(super) fn watch(run: &Run<'_>, ranks: Ranks, out: &mut (dyn Write + Send)) -
     }
     match (passed, fault) {
         (true, Fault::Pause) => console.line("every rank went on, and every sum was right"),
+        (true, _) if run.options.wire == Wire::Mlx => {
+            console.line("every survivor named a neighbour that it lost in time")
+        }
         (true, _) => console.line(&format!("every survivor named rank {victim} in time")),
         (false, _) => console.line(&format!("reproduce: {}", run.options.reproduction(run.seed, None))),
     }
@@ -153,7 +157,7 @@ fn observe(
             seen.struck_at = Some(now_us());
             match fault {
                 Fault::Kill => ranks.kill(victim),
-                Fault::Stop | Fault::Pause => ranks.signal(victim, "STOP"),
+                Fault::Stop | Fault::Pause => ranks.signal(victim, Signal::STOP),
             }
             continue_at = (fault == Fault::Pause).then(|| Instant::now() + timeout / 2);
             end = Instant::now() + fault.limit(timeout) + PATIENCE;
@@ -162,17 +166,28 @@ fn observe(
             continue_at = None;
             // Whatever the others did meanwhile has been read: they have waited since.
             seen.rounds_before = seen.ranks.iter().map(|rank| rank.rounds).max();
-            ranks.signal(victim, "CONT");
+            ranks.signal(victim, Signal::CONT);
         }
         if seen.is_complete(fault, victim) {
             break;
         }
     }
     if fault == Fault::Stop {
-        ranks.signal(victim, "CONT");
+        ranks.signal(victim, Signal::CONT);
         ranks.kill(victim);
     }
     Ok(Some(seen))
+}
+
+impl Run<'_> {
+    /// Which ranks a survivor may name: the one that failed first. On MLX's wire nobody tells which that was, and a
+    /// failure goes round the ring.
+    fn blamed(&self, survivor: usize, victim: usize) -> Vec<usize> {
+        match self.options.wire {
+            Wire::Native => vec![victim],
+            Wire::Mlx => vec![(survivor + 1) % self.size, (survivor + self.size - 1) % self.size],
+        }
+    }
 }
 
 impl Observed {
@@ -238,15 +253,15 @@ impl Verdict {
     }
 }
 
-/// Judges what a rank did.
-fn judge(fault: Fault, victim: usize, timeout: Duration, rank: usize, observed: &Observed) -> Verdict {
+/// Judges what a rank did, which may name one of the ranks `blamed`.
+fn judge(fault: Fault, blamed: &[usize], timeout: Duration, rank: usize, observed: &Observed) -> Verdict {
     let seen = &observed.ranks[rank];
     let after = |error: &LoopError| Some(Duration::from_micros(error.at_us.saturating_sub(observed.struck_at?)));
     let (after, wrong) = match (&seen.wrong, &seen.error) {
         (Some(_), _) => (None, Some("A WRONG SUM".into())),
         (None, Some(error)) if fault == Fault::Pause => (after(error), Some("FAILED".into())),
         (None, Some(error)) => {
-            let wrong = observed.struck_at.and_then(|at| wrong_with(error, victim, at, fault.limit(timeout)));
+            let wrong = observed.struck_at.and_then(|at| wrong_with(error, blamed, at, fault.limit(timeout)));
             (after(error), wrong)
         }
         (None, None) if fault == Fault::Pause && observed.went_on(rank) => (None, None),
@@ -256,10 +271,10 @@ fn judge(fault: Fault, victim: usize, timeout: Duration, rank: usize, observed: 
 }
 
 /// What is wrong with a survivor's errors.
-fn wrong_with(error: &LoopError, victim: usize, struck_at: u64, limit: Duration) -> Option<String> {
+fn wrong_with(error: &LoopError, blamed: &[usize], struck_at: u64, limit: Duration) -> Option<String> {
     if error.at_us < struck_at {
         Some("FAILED BEFORE THE FAULT".into())
-    } else if !error.text.contains(&format!("rank {victim} (")) {
+    } else if !blamed.iter().any(|rank| error.text.contains(&format!("rank {rank} ("))) {
         Some("NAMES ANOTHER".into())
     } else if Duration::from_micros(error.at_us - struck_at) > limit {
         Some("LATE".into())
@@ -284,7 +299,7 @@ fn repeats(first: &str, again: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::Options;
-    use super::super::tests::watched;
+    use super::super::tests::{run_of, watched};
     use super::*;
 
     const FIRST: &str = "I/O error: rank 0: all_sum #9: rank 2 (127.0.0.1:1) closed the connection";
@@ -294,7 +309,7 @@ mod tests {
     /// The verdict on rank 0, which is as `seen` says, after something happened to rank 2 a second after 1970 began.
     fn verdict(fault: Fault, seen: Seen) -> Verdict {
         let observed = Observed { ranks: vec![seen], struck_at: Some(1_000_000), rounds_before: Some(10) };
-        judge(fault, 2, Duration::from_secs(3), 0, &observed)
+        judge(fault, &[2], Duration::from_secs(3), 0, &observed)
     }
 
     #[test]
@@ -334,14 +349,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn on_mlxs_wire_a_survivor_may_name_either_neighbour_and_no_other_rank() {
+        let options = Options { wire: Wire::Mlx, ..Options::quick(5, 1) };
+        let run = run_of(&options, 5);
+        assert_eq!((run.blamed(0, 2), run.blamed(4, 2)), (vec![1, 4], vec![0, 3]));
+        let error = LoopError { at_us: 1_500_000, text: FIRST.into(), again_us: 20, again: AGAIN.into() };
+        let wrong = |blamed: &[usize]| wrong_with(&error, blamed, 1_000_000, IN_TIME);
+        assert_eq!((wrong(&[1, 2]), wrong(&[1, 4]).as_deref()), (None, Some("NAMES ANOTHER")));
+    }
+
     /// Three ranks that are shell scripts; rank 2 is killed. Each survivor runs `script` once rank 2 is dead.
     fn killed(script: &str) -> (End, String) {
         let options = Options { kill: Some(2), ..Options::quick(3, 1) };
         let folder = tempfile::tempdir().unwrap();
-        let id = folder.path().join("id").display().to_string();
-        let wait = format!("until [ -s {id} ]; do sleep 0.02; done; while kill -0 $(cat {id}); do sleep 0.02; done");
-        let survivor = format!("echo @looping; {wait} 2> /dev/null; {script}");
-        watched(watch, &options, &[&survivor, &survivor, &format!("echo $$ > {id}; echo @looping; exec sleep 60")])
+        // Rank 2's end of the pipe closes with its death.
+        let pipe = folder.path().join("pipe").display().to_string();
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let survivor = format!("exec 3< {pipe}; echo @looping; cat <&3; {script}");
+        watched(watch, &options, &[&survivor, &survivor, &format!("exec 3> {pipe}; echo @looping; exec sleep 60")])
     }
 
     #[test]

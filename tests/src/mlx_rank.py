@@ -1,6 +1,6 @@
 """A rank of unmodified MLX: does each case of a file and prints a checksum of the result, as mlx_rank.rs does.
 
-Arguments: the file of cases, a JSON list of [operation, dtype, elements], and the seed of the data.
+Arguments: the file of cases, a JSON list of [number, operation, dtype, elements], and the seed of the data.
 """
 
 import json
@@ -10,7 +10,10 @@ import zlib
 import mlx.core as mx
 
 MASK = (1 << 64) - 1
+# The period of the data: a prime, so no two segments are alike.
 BLOCK = 65521
+# How many bytes there are to cut a case's data from.
+MOST = (8 << 20) + 8 * BLOCK
 
 
 def scramble(x):
@@ -25,31 +28,41 @@ def block(seed, rank):
     return b"".join(word.to_bytes(8, "little") for word in words)[:BLOCK]
 
 
+# The width of a float, or of a complex number's part.
 WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 4}
 
 
-def data(block, case, operation, dtype, nbytes):
-    """Bytes that repeat with a prime period, so no two segments are alike."""
-    start = case * 7919 % BLOCK
-    repeated = bytearray((block[start:] + block * (nbytes // BLOCK + 1))[:nbytes])
-    if dtype == "bool":
-        return repeated.translate(bytes(b & 1 for b in range(256)))
-    if operation == "all_sum" and dtype in WIDTHS:
-        # Without the highest bit of the exponent nothing becomes infinite or NaN.
-        top, step = WIDTHS[dtype] - 1, WIDTHS[dtype]
-        repeated[top::step] = repeated[top::step].translate(bytes(b & ~0x40 for b in range(256)))
-    return repeated
+class Data:
+    """A rank's data: one long run of bytes for each kind of case, from which every case is cut."""
+
+    def __init__(self, seed, rank):
+        self.block = block(seed, rank)
+        self.runs = {}
+
+    def run(self, kind):
+        if kind not in self.runs:
+            run = bytearray(self.block * (MOST // BLOCK + 1))
+            if kind == "bool":
+                run = run.translate(bytes(b & 1 for b in range(256)))
+            elif kind:
+                # Without the highest bit of the exponent nothing becomes infinite or NaN.
+                run[kind - 1 :: kind] = run[kind - 1 :: kind].translate(bytes(b & ~0x40 for b in range(256)))
+            self.runs[kind] = memoryview(run)
+        return self.runs[kind]
+
+    def of(self, number, operation, dtype, nbytes):
+        kind = "bool" if dtype == "bool" else WIDTHS.get(dtype, 0) if operation == "all_sum" else 0
+        start = number * 7919 % BLOCK * 8
+        return self.run(kind)[start : start + nbytes]
 
 
 def array(raw, dtype):
-    if not raw:
-        return mx.zeros((0,), dtype)
-    return mx.array(memoryview(bytes(raw))).view(dtype)
+    return mx.array(raw).view(dtype) if len(raw) else mx.zeros((0,), dtype)
 
 
-def raw(x):
+def checksum(x):
     mx.eval(x)
-    return b"" if x.size == 0 else bytes(memoryview(x.view(mx.uint8)))
+    return zlib.crc32(memoryview(x.view(mx.uint8))) if x.size else 0
 
 
 def around(x, dtype, rank, to, source):
@@ -80,17 +93,17 @@ def main():
         sys.exit(98 if "bind" in str(e).lower() else 1)
     rank, size = group.rank(), group.size()
     print("@joined", flush=True)
-    own = block(seed, rank)
-    for i, (operation, name, elements) in enumerate(cases):
+    data = Data(seed, rank)
+    for number, operation, name, elements in cases:
         dtype = getattr(mx, name) if name != "bool" else mx.bool_
-        x = array(data(own, i, operation, name, elements * dtype.size), dtype)
+        x = array(data.of(number, operation, name, elements * dtype.size), dtype)
         if operation == "right":
             y = around(x, dtype, rank, (rank + 1) % size, (rank - 1) % size)
         elif operation == "left":
             y = around(x, dtype, rank, (rank - 1) % size, (rank + 1) % size)
         else:
             y = getattr(mx.distributed, operation)(x)
-        print(f"@sum {i} {zlib.crc32(raw(y)):08x}", flush=True)
+        print(f"@sum {number} {checksum(y):08x}", flush=True)
     print("@done", flush=True)
 
 
