@@ -186,6 +186,18 @@ pub enum ErrorKind {
         /// The value.
         value: Excerpt,
     },
+    /// No type of queue pairs has this name.
+    #[error("{value} is no type of queue pairs: expected \"rc\" (reliable) or \"uc\" (unreliable)")]
+    BadQueuePairs {
+        /// The value.
+        value: Excerpt,
+    },
+    /// The index is no number.
+    #[error("{value} is no index of a GID: expected a whole number from 0 to {}", u32::MAX)]
+    BadGidIndex {
+        /// The value.
+        value: Excerpt,
+    },
     /// The key has too few bytes. Neither it nor its length is told.
     #[error("the key is too short: expected at least {MIN_KEY_BYTES} bytes (use 32 random ones)")]
     ShortKey,

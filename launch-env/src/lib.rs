@@ -48,6 +48,8 @@
 //! | `NUVEC_DISTRIBUTED_WIRE` | `native` or `mlx` | error |
 //! | `NUVEC_DISTRIBUTED_NAME` | the group's name | the empty name, which is the default |
 //! | `NUVEC_DISTRIBUTED_SPIN_US` | whole microseconds of retrying before a wait sleeps; 0: never | error |
+//! | `NUVEC_DISTRIBUTED_QUEUE_PAIRS` | the type of JACCL's queue pairs: `rc` or `uc` | error |
+//! | `NUVEC_DISTRIBUTED_GID_INDEX` | which entry of its devices' GID tables JACCL uses | error |
 //! | `MLX_RING_VERBOSE` | log the steps of connecting, whatever the value | counts as set |
 //!
 //! An empty value is an error where it would otherwise mean something else than what was meant: a script whose
@@ -77,7 +79,7 @@ pub use error::{DeviceFault, Error, ErrorKind, Excerpt, Origin, Place, Shape, Sp
 pub use file::MAX_FILE_BYTES;
 pub use jaccl::{Jaccl, Topology};
 pub use ring::{Ring, parse_nodes};
-pub use settings::{Key, MAX_SPIN, MAX_TIMEOUT, MIN_KEY_BYTES, Settings, WireName};
+pub use settings::{Key, MAX_SPIN, MAX_TIMEOUT, MIN_KEY_BYTES, QueuePairsName, Settings, WireName};
 pub use vars::{ProcessEnv, Vars};
 
 /// All that the environment says about the launch of this process.

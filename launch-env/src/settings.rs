@@ -14,6 +14,8 @@ const KEY: &str = "NUVEC_DISTRIBUTED_KEY";
 const WIRE: &str = "NUVEC_DISTRIBUTED_WIRE";
 const NAME: &str = "NUVEC_DISTRIBUTED_NAME";
 const SPIN: &str = "NUVEC_DISTRIBUTED_SPIN_US";
+const QUEUE_PAIRS: &str = "NUVEC_DISTRIBUTED_QUEUE_PAIRS";
+const GID_INDEX: &str = "NUVEC_DISTRIBUTED_GID_INDEX";
 const VERBOSE: &str = "MLX_RING_VERBOSE";
 
 /// The longest time-out: 10⁹ seconds, about 31 years, which no clock's arithmetic overflows with.
@@ -42,6 +44,10 @@ pub struct Settings {
     /// `NUVEC_DISTRIBUTED_SPIN_US`: for how long after the last progress a wait retries before it sleeps. At most
     /// [`MAX_SPIN`]; 0 is never. The variable has microseconds.
     pub spin: Option<Duration>,
+    /// `NUVEC_DISTRIBUTED_QUEUE_PAIRS`: the type of JACCL's queue pairs.
+    pub queue_pairs: Option<QueuePairsName>,
+    /// `NUVEC_DISTRIBUTED_GID_INDEX`: which entry of its devices' GID tables JACCL uses.
+    pub gid_index: Option<u32>,
     /// `MLX_RING_VERBOSE` is set, to whatever: the steps of connecting are logged.
     pub verbose: bool,
 }
@@ -59,6 +65,8 @@ impl Settings {
             wire: parse(vars, WIRE, "\"native\" or \"mlx\"", parse_wire)?,
             name: vars.get(NAME).map(|name| vars::text(NAME, name)).transpose()?.filter(|name| !name.is_empty()),
             spin: parse(vars, SPIN, "whole microseconds, or 0 for never", parse_spin)?,
+            queue_pairs: parse(vars, QUEUE_PAIRS, "\"rc\" or \"uc\"", parse_queue_pairs)?,
+            gid_index: parse(vars, GID_INDEX, "a whole number", parse_gid_index)?,
             verbose: vars.get(VERBOSE).is_some(),
         })
     }
@@ -100,6 +108,20 @@ fn parse_wire(text: &str) -> Result<WireName, ErrorKind> {
         "mlx" => Ok(WireName::Mlx),
         _ => Err(ErrorKind::BadWire { value: Excerpt::new(text) }),
     }
+}
+
+fn parse_queue_pairs(text: &str) -> Result<QueuePairsName, ErrorKind> {
+    match text {
+        "rc" => Ok(QueuePairsName::Reliable),
+        "uc" => Ok(QueuePairsName::Unreliable),
+        _ => Err(ErrorKind::BadQueuePairs { value: Excerpt::new(text) }),
+    }
+}
+
+fn parse_gid_index(text: &str) -> Result<u32, ErrorKind> {
+    let digits = text.bytes().all(|b| b.is_ascii_digit());
+    let index = text.parse().ok().filter(|_| digits);
+    index.ok_or_else(|| ErrorKind::BadGidIndex { value: Excerpt::new(text) })
 }
 
 fn read_key(vars: &dyn Vars) -> Result<Option<Key>, Error> {
@@ -144,4 +166,13 @@ pub enum WireName {
     Native,
     /// MLX's, byte for byte, for a ring with MLX programs in it.
     Mlx,
+}
+
+/// The type of JACCL's queue pairs, by the name that `NUVEC_DISTRIBUTED_QUEUE_PAIRS` has for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueuePairsName {
+    /// `rc`: the device resends what is lost.
+    Reliable,
+    /// `uc`: all that Thunderbolt has.
+    Unreliable,
 }

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
-use nuvec_launch_env::{ErrorKind, Key, WireName};
+use nuvec_launch_env::{ErrorKind, Key, QueuePairsName, WireName};
 
 use crate::settings as read;
 
@@ -71,6 +71,32 @@ fn a_wire_is_native_or_mlx() {
         check_error("NUVEC_DISTRIBUTED_WIRE", value, &what);
     }
     check_error("NUVEC_DISTRIBUTED_WIRE", "", "is set but empty: expected \"native\" or \"mlx\"");
+}
+
+#[test]
+fn queue_pairs_are_rc_or_uc() {
+    for (value, expected) in [("rc", QueuePairsName::Reliable), (" uc ", QueuePairsName::Unreliable)] {
+        let queue_pairs = read(&[("NUVEC_DISTRIBUTED_QUEUE_PAIRS", value)]).unwrap().queue_pairs;
+        assert_eq!(queue_pairs, Some(expected), "{value:?}");
+    }
+    for value in ["RC", "ud", "rc,uc"] {
+        let what = format!("{value:?} is no type of queue pairs: expected \"rc\" (reliable) or \"uc\" (unreliable)");
+        check_error("NUVEC_DISTRIBUTED_QUEUE_PAIRS", value, &what);
+    }
+    check_error("NUVEC_DISTRIBUTED_QUEUE_PAIRS", "", "is set but empty: expected \"rc\" or \"uc\"");
+}
+
+#[test]
+fn a_gid_index_is_a_whole_number() {
+    for (value, expected) in [("0", 0), (" 3 ", 3), ("4294967295", u32::MAX)] {
+        let index = read(&[("NUVEC_DISTRIBUTED_GID_INDEX", value)]).unwrap().gid_index;
+        assert_eq!(index, Some(expected), "{value:?}");
+    }
+    for value in ["-1", "+1", "1.0", "4294967296", "one"] {
+        let what = format!("{value:?} is no index of a GID: expected a whole number from 0 to 4294967295");
+        check_error("NUVEC_DISTRIBUTED_GID_INDEX", value, &what);
+    }
+    check_error("NUVEC_DISTRIBUTED_GID_INDEX", "", "is set but empty: expected a whole number");
 }
 
 #[test]
