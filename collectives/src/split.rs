@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use nuvec_transport::{Deadline, Error, Fabric, GroupId, Kind, Result, RingLinks, Wake, wait_any};
 
+use crate::call::Operation;
 use crate::communicator::{Communicator, Inner};
 
 /// The longest reason, in bytes, that a rank gives the others for not being able to join.
@@ -20,7 +21,7 @@ impl<F: Fabric> Communicator<F> {
         let mut inner = self.begin()?;
         let mine = [color.to_le_bytes(), key.to_le_bytes()].concat();
         let mut all = vec![0; mine.len() * self.size()];
-        self.gather_in(&mut inner, &mine, &mut all)?;
+        self.gather_in(&mut inner, Operation::Split, &mine, &mut all)?;
         let half = |bytes: &[u8], at: usize| i32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let mut ordered: Vec<(i64, usize)> = all
             .chunks_exact(mine.len())
@@ -84,7 +85,7 @@ impl<F: Fabric> Communicator<F> {
             mine[2..][..n].copy_from_slice(&text.as_bytes()[..n]);
         }
         let mut all = vec![0; mine.len() * self.size()];
-        self.gather_in(inner, &mine, &mut all)?;
+        self.gather_in(inner, Operation::Split, &mine, &mut all)?;
         for (rank, part) in all.chunks_exact(mine.len()).enumerate() {
             let n = usize::from(u16::from_le_bytes([part[0], part[1]])).min(REASON);
             if n > 0 {
