@@ -24,6 +24,8 @@ pub(crate) enum Operation {
     ReduceScatter = 3,
     Broadcast = 4,
     Barrier = 5,
+    /// What the ranks of a group tell each other when it is split: an all-gather, and never the program's own.
+    Split = 6,
 }
 
 /// How an operation is carried out.
@@ -86,7 +88,7 @@ impl Call {
 pub(crate) struct Doing(u8);
 
 /// Every operation's name as MLX says it, by its code; 0 is what this version does not know.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "an operation of another version",
     "all_sum",
     "all_max",
@@ -100,6 +102,7 @@ const NAMES: [&str; 13] = [
     "send",
     "recv",
     "send (connecting)",
+    "split",
 ];
 
 impl Doing {
@@ -122,6 +125,7 @@ impl Doing {
             Operation::ReduceScatter => 5 + of_three,
             Operation::Broadcast => 8,
             Operation::Barrier => 9,
+            Operation::Split => 13,
         })
     }
 
@@ -147,7 +151,7 @@ impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} #{}", self.name(), self.sequence)?;
         match (self.operation, self.reduction) {
-            (Operation::Barrier, _) => Ok(()),
+            (Operation::Barrier | Operation::Split, _) => Ok(()),
             (Operation::Broadcast, _) => write!(f, " of {} bytes from rank {}", self.bytes, self.root),
             (_, Some((_, dtype))) => write!(f, " of {} {dtype}", self.bytes / dtype.size() as u64),
             (_, None) => write!(f, " of {} bytes", self.bytes),
@@ -164,6 +168,7 @@ pub(crate) fn describe(header: &[u8; HEADER]) -> String {
         3 => Operation::ReduceScatter,
         4 => Operation::Broadcast,
         5 => Operation::Barrier,
+        6 => Operation::Split,
         _ => return "no call that this version knows".into(),
     };
     let call = Call {
@@ -191,8 +196,9 @@ mod tests {
             Operation::ReduceScatter,
             Operation::Broadcast,
             Operation::Barrier,
+            Operation::Split,
         ];
-        let mut codes = vec![Doing::SEND.code(), Doing::RECV.code()];
+        let mut codes = vec![Doing::SEND.code(), Doing::RECV.code(), Doing::CONNECT.code()];
         for operation in operations {
             for reduction in [None, Some(Reduction::Max), Some(Reduction::Min)] {
                 let doing = Doing::collective(operation, reduction);

@@ -261,15 +261,21 @@ impl<F: Fabric> Communicator<F> {
             let text = format_args!("the output must hold {n} times the input's {b} bytes, not {}", output.len());
             return Err(self.misuse("all_gather", text));
         }
-        self.gather_in(&mut *self.begin()?, input, output)
+        self.gather_in(&mut *self.begin()?, Operation::AllGather, input, output)
     }
 
-    /// The same, for who has begun already, with lengths that fit.
-    pub(crate) fn gather_in(&self, inner: &mut Inner<F>, input: &[u8], output: &mut [u8]) -> Result<()> {
+    /// The same, as `operation`, for who has begun already, with lengths that fit.
+    pub(crate) fn gather_in(
+        &self,
+        inner: &mut Inner<F>,
+        operation: Operation,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> Result<()> {
         let b = input.len();
         let short = b <= SHORT;
         let algorithm = if short { Algorithm::BothWays } else { Algorithm::Ring };
-        let call = Call { algorithm, ..self.call(Operation::AllGather, b) };
+        let call = Call { algorithm, ..self.call(operation, b) };
         if self.mesh {
             return self.gather_in_mesh(inner, call, input, output);
         }

@@ -253,7 +253,7 @@ impl Control {
         }
         let mut table = state.table.clone();
         table.take(status::entries(rank, u64::MAX, state.own_calls(state.now)), state.now);
-        let standing = blame::standing(&table, self.shared.size(), state.now);
+        let standing = blame::standing(&table, self.shared.size(), id, state.now);
         let advice = error.advice().map(str::to_owned);
         let mut verdict = blame::find(&table, &stuck, state.now, patience);
         // A rank that is still in an earlier collective may be held up there itself.
@@ -274,7 +274,8 @@ impl Control {
             }
             Verdict::Unknown => (error.peer().map_or(rank, |p| p.rank as u32), error.what().to_owned(), advice),
         };
-        let blamed = Error::new(error.kind(), format!("{text} (where the ranks stand: {standing})"))
+        let standing_of = if id == GroupId::ROOT { "where the ranks stand" } else { "where the ranks of all stand" };
+        let blamed = Error::new(error.kind(), format!("{text} ({standing_of}: {standing})"))
             .with_peer(&self.shared.peer(rank as usize));
         match advice {
             Some(advice) => blamed.with_advice(advice),

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use nuvec_transport::{Deadline, Error, Fabric, GroupId, Kind, Links, Result, RingLinks, Wake, wait_any};
 
+use crate::call::Operation;
 use crate::communicator::{Communicator, Inner};
+use crate::drive::has_left;
 
 /// The longest reason, in bytes, that a rank gives the others for not being able to join.
 const REASON: usize = 254;
@@ -21,7 +23,7 @@ impl<F: Fabric> Communicator<F> {
         let mut inner = self.begin()?;
         let mine = [color.to_le_bytes(), key.to_le_bytes()].concat();
         let mut all = vec![0; mine.len() * self.size()];
-        self.gather_in(&mut inner, &mine, &mut all)?;
+        self.gather_in(&mut inner, Operation::Split, &mine, &mut all)?;
         let half = |bytes: &[u8], at: usize| i32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let mut ordered: Vec<(i64, usize)> = all
             .chunks_exact(mine.len())
@@ -33,8 +35,8 @@ impl<F: Fabric> Communicator<F> {
         ordered.sort_unstable();
         let members: Vec<usize> = ordered.iter().map(|&(_, rank)| self.members[rank]).collect();
         let id = child(self.id, inner.sequence, color);
-        let wake = Arc::new(Wake::new()?);
-        let ring = self.open_ring(&inner, id, &members, &wake);
+        let wake = Wake::new().map(Arc::new);
+        let ring = wake.as_ref().map_err(Error::clone).and_then(|wake| self.open_ring(&inner, id, &members, wake));
         let agreed = self.agree(&mut inner, &ring);
         if let Err(e) = agreed.and(ring.as_ref().map(drop).map_err(Error::clone)) {
             self.fabric.leave(id);
@@ -42,7 +44,7 @@ impl<F: Fabric> Communicator<F> {
             return Err(ring.err().filter(|own| own.kind() == Kind::Unsupported).unwrap_or(e));
         }
         let (fabric, control) = (self.fabric.clone(), self.control.clone());
-        Ok(Self::join(fabric, control, id, members, ring?.map(Links::Ring), wake, self.options))
+        Ok(Self::join(fabric, control, id, members, ring?.map(Links::Ring), wake?, self.options))
     }
 
     /// Connects the new group's ring; a group of one has none.
@@ -67,6 +69,9 @@ impl<F: Fabric> Communicator<F> {
                 return opened.map(Some);
             }
             self.group.check()?;
+            if let Some(gone) = [right, left].into_iter().find(|&neighbour| self.control.is_gone(neighbour)) {
+                return Err(has_left(&self.fabric.peer(gone)));
+            }
             if !wait_any(&[wake.park(), inner.wake.park()], deadline)? {
                 let text = format!("the ring of a new group with ranks {right} and {left} did not connect in time");
                 return Err(Error::new(Kind::TimedOut, text));
@@ -86,7 +91,7 @@ impl<F: Fabric> Communicator<F> {
             mine[2..][..n].copy_from_slice(&text.as_bytes()[..n]);
         }
         let mut all = vec![0; mine.len() * self.size()];
-        self.gather_in(inner, &mine, &mut all)?;
+        self.gather_in(inner, Operation::Split, &mine, &mut all)?;
         for (rank, part) in all.chunks_exact(mine.len()).enumerate() {
             let n = usize::from(u16::from_le_bytes([part[0], part[1]])).min(REASON);
             if n > 0 {
@@ -115,7 +120,32 @@ fn child(parent: GroupId, sequence: u64, color: i32) -> GroupId {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
+    use nuvec_transport::memory;
+
     use super::*;
+    use crate::{Control, Options};
+
+    #[test]
+    fn a_rank_that_dies_while_the_new_ring_connects_is_named_at_once() {
+        const TIMEOUT: Duration = Duration::from_secs(60);
+        let controls = [Control::new(), Control::new()];
+        let fabrics = memory::network(controls.iter().map(Control::handler).collect(), 1, 1 << 16, TIMEOUT);
+        let formed =
+            fabrics.into_iter().zip(controls).map(|(f, c)| Communicator::new(f, c, Options::default()).unwrap());
+        let groups: Vec<_> = formed.collect();
+        let start = Instant::now();
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                groups[1].gather_in(&mut groups[1].begin().unwrap(), Operation::Split, &[0; 8], &mut [0; 16]).unwrap();
+                groups[1].close();
+            });
+            groups[0].split(0, 0).err().expect("the other rank has died")
+        });
+        assert_eq!(error.peer().map(|p| p.rank), Some(1), "{error}");
+        assert!(start.elapsed() < TIMEOUT / 2, "after {:?}: {error}", start.elapsed());
+    }
 
     #[test]
     fn no_two_groups_of_a_run_share_an_id() {

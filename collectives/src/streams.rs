@@ -38,11 +38,12 @@ impl<F: Fabric> Streams<F> {
     pub(crate) fn senders(&mut self, to: usize, watch: &Watch<'_>) -> Result<&mut [F::Sender]> {
         let Self { fabric, group, out, .. } = self;
         let (_, txs) = out.entry(to).or_default();
+        // The kernel still takes bytes on a stream whose receiver has gone, and nobody would ever get them.
+        if watch.control.is_gone(to) {
+            return Err(has_left(&fabric.peer(to)));
+        }
         if txs.is_empty() {
             let peer = fabric.peer(to);
-            if watch.control.is_gone(to) {
-                return Err(has_left(&peer));
-            }
             // A little less than the wait lasts: the transport knows better why nothing came of it.
             fabric.open(*group, to, watch.wake, Deadline::after(watch.limits.timeout / 8 * 7));
             let late = "did not answer the connection for a message";

@@ -1,8 +1,8 @@
 //! Who holds everybody up: read from the table when an operation has run out of time.
 //!
 //! The ranks that a rank waits for wait for others in turn. The search goes through them, nearest first, for one that is
-//! gone, silent, idle, or in another call: that one is to blame. If there is none and the waits are for messages, the
-//! ranks wait for each other: a deadlock.
+//! gone or silent, else for one that is idle or in another call: that one is to blame. If there is none and the waits are
+//! for messages, the ranks wait for each other: a deadlock.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -34,12 +34,32 @@ pub(super) enum Verdict {
     Unknown,
 }
 
-/// Who is to blame for `stuck`, by what the ranks last said. A rank is silent if nothing was heard of it for `patience`.
+/// How the search came to a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// It has a part in the collective that is stuck.
+    Collective,
+    /// A message is to come from it, or to go to it.
+    Message,
+    /// A stream to it is being opened, for which it need not be in a call.
+    Connection,
+    /// A rank on the way waits for it in another call than the one that is stuck.
+    Elsewhere,
+}
+
+/// Who is to blame for `stuck`, by what the ranks last said: the nearest rank that is gone or silent, whatever the calls
+/// that wait for it; else the nearest that is in no call or in another one. A rank is silent if nothing was heard of it
+/// for `patience`.
 pub(super) fn find(table: &Table, stuck: &Stuck, now: Duration, patience: Duration) -> Verdict {
     let mut seen = vec![stuck.rank];
-    // Who waits, whether for a message, and for whom.
-    let mut queue: VecDeque<(bool, u32)> = stuck.waits.iter().map(|&w| (stuck.doing.is_message(), w)).collect();
-    while let Some((for_message, rank)) = queue.pop_front() {
+    let mut suspect = None;
+    let way = match stuck.doing {
+        Doing::CONNECT => Way::Connection,
+        doing if doing.is_message() => Way::Message,
+        _ => Way::Collective,
+    };
+    let mut queue: VecDeque<(Way, u32)> = stuck.waits.iter().map(|&w| (way, w)).collect();
+    while let Some((way, rank)) = queue.pop_front() {
         if seen.contains(&rank) {
             continue;
         }
@@ -58,41 +78,52 @@ pub(super) fn find(table: &Table, stuck: &Stuck, now: Duration, patience: Durati
                 silent.as_secs_f64()
             ));
         }
+        let (name, sequence) = (stuck.doing.name(), stuck.sequence);
         let here = report.calls.iter().find(|c| c.group == stuck.group);
-        match here {
-            Some(call) if for_message && call.doing.is_message() => {
-                queue.extend(call.waits.iter().map(|&w| (true, w)));
+        let text = match (way, here) {
+            (Way::Connection, _) => continue,
+            (Way::Message, Some(call)) if call.doing.is_message() => {
+                queue.extend(call.waits.iter().map(|&w| (way, w)));
+                continue;
             }
-            Some(call) if !for_message && (call.doing, call.sequence) == (stuck.doing, stuck.sequence) => {
-                queue.extend(call.waits.iter().map(|&w| (false, w)));
+            (Way::Collective, Some(call)) if (call.doing, call.sequence) == (stuck.doing, stuck.sequence) => {
+                queue.extend(call.waits.iter().map(|&w| (way, w)));
+                continue;
             }
             // A rank that is further on has done its part of this call.
-            Some(call) if !for_message && !call.doing.is_message() && call.sequence > stuck.sequence => {}
-            Some(call) => {
-                let (name, sequence) = (call.doing.name(), call.sequence);
-                return blame(format!(
-                    "is alive but has not reached {} #{}: it is in {name} #{sequence}",
-                    stuck.doing.name(),
-                    stuck.sequence
-                ));
+            (Way::Collective, Some(call)) if !call.doing.is_message() && call.sequence > stuck.sequence => continue,
+            (_, Some(call)) => {
+                format!(
+                    "is alive but has not reached {name} #{sequence}: it is in {} #{}",
+                    call.doing.name(),
+                    call.sequence
+                )
             }
-            None => {
+            (_, None) => {
                 let elsewhere = match report.calls.first() {
                     Some(call) => format!("it is in {} #{} of another group", call.doing.name(), call.sequence),
                     None => "it is in no call".into(),
                 };
-                let (name, sequence) = (stuck.doing.name(), stuck.sequence);
-                let counterpart = if for_message { "'s counterpart" } else { "" };
-                return blame(format!("is alive but has not reached {name} #{sequence}{counterpart}: {elsewhere}"));
+                let counterpart = if way == Way::Message { "'s counterpart" } else { "" };
+                format!("is alive but has not reached {name} #{sequence}{counterpart}: {elsewhere}")
             }
+        };
+        // It may be held up itself, by a rank that is not there.
+        queue.extend(report.calls.iter().flat_map(|call| &call.waits).map(|&w| (Way::Elsewhere, w)));
+        if way != Way::Elsewhere {
+            suspect.get_or_insert(blame(text));
         }
     }
-    if stuck.doing.is_message() { deadlock(table, stuck).unwrap_or(Verdict::Unknown) } else { Verdict::Unknown }
+    suspect.or_else(|| deadlock(table, stuck)).unwrap_or(Verdict::Unknown)
 }
 
-/// The cycle of waits that begins at this rank, if it comes back to it, or the one that it leads into. A rank that
-/// connects is in none: its peer need not be in a call for that.
+/// The cycle of waits for messages that begins at this rank, if it comes back to it, or the one that it leads into. A rank
+/// that connects is in none: its peer need not be in a call for that. Nor is a rank that receives what its peer sends it:
+/// there the bytes do not come through.
 fn deadlock(table: &Table, stuck: &Stuck) -> Option<Verdict> {
+    if !stuck.doing.is_message() {
+        return None;
+    }
     let mut path = vec![(stuck.rank, stuck.doing)];
     let mut next = *stuck.waits.first()?;
     let start = loop {
@@ -107,16 +138,22 @@ fn deadlock(table: &Table, stuck: &Stuck) -> Option<Verdict> {
     if cycle.iter().any(|&(_, doing)| doing == Doing::CONNECT) {
         return None;
     }
-    let mut text = String::from("deadlock, every rank waits for the next: ");
-    for (rank, doing) in cycle {
-        let _ = write!(text, "rank {rank} in {}, ", doing.name());
+    if let [(_, one), (_, other)] = cycle
+        && one != other
+    {
+        return None;
     }
-    let _ = write!(text, "back to rank {}", cycle[0].0);
+    let mut text = String::from("deadlock, every rank waits for the next: ");
+    let of_all = if stuck.group == GroupId::ROOT { "" } else { " of all" };
+    for (rank, doing) in cycle {
+        let _ = write!(text, "rank {rank}{of_all} in {}, ", doing.name());
+    }
+    let _ = write!(text, "back to rank {}{of_all}", cycle[0].0);
     Some(Verdict::Deadlock { cycle: cycle.iter().map(|&(rank, _)| rank).collect(), text })
 }
 
-/// Where each of `size` ranks stands, in one line.
-pub(super) fn standing(table: &Table, size: usize, now: Duration) -> String {
+/// Where each of `size` ranks stands, in one line: in which call of `group`, or else of another.
+pub(super) fn standing(table: &Table, size: usize, group: GroupId, now: Duration) -> String {
     /// More would make the line unreadable.
     const SHOWN: usize = 16;
     let mut text = String::new();
@@ -125,7 +162,7 @@ pub(super) fn standing(table: &Table, size: usize, now: Duration) -> String {
         let _ = match table.get(rank) {
             None => write!(text, "silent"),
             Some(report) if report.gone => write!(text, "gone"),
-            Some(report) => match report.calls.first() {
+            Some(report) => match report.calls.iter().find(|c| c.group == group).or(report.calls.first()) {
                 None => write!(text, "idle"),
                 Some(call) => write!(text, "in {}", describe(call, now.saturating_sub(report.heard))),
             },
@@ -197,7 +234,7 @@ mod tests {
         let other = table(&[(1, 99, call(Doing::ALL_SUM, 6, &[]))]);
         let (_, text) = blamed(find(&other, &stuck(sum, &[1]), NOW, PATIENCE));
         assert!(text.contains("it is in all_sum #6"), "{text}");
-        let other = table(&[(1, 99, call(Doing::RECV, 2, &[2]))]);
+        let other = table(&[(1, 99, call(Doing::RECV, 2, &[2])), (2, 99, vec![])]);
         let (_, text) = blamed(find(&other, &stuck(sum, &[1]), NOW, PATIENCE));
         assert!(text.contains("it is in recv #2"), "{text}");
     }
@@ -225,6 +262,38 @@ mod tests {
     }
 
     #[test]
+    fn an_idle_peer_is_not_to_blame_for_a_stream_that_does_not_connect_and_a_silent_one_is() {
+        let connecting = stuck(Doing::CONNECT, &[1]);
+        let elsewhere = [vec![], call(Doing::ALL_SUM, 7, &[2]), call(Doing::RECV, 1, &[2])];
+        for calls in elsewhere {
+            let t = table(&[(1, 99, calls), (2, 50, vec![])]);
+            assert_eq!(find(&t, &connecting, NOW, PATIENCE), Verdict::Unknown);
+        }
+        assert_eq!(blamed(find(&table(&[(1, 50, vec![])]), &connecting, NOW, PATIENCE)).0, 1);
+    }
+
+    #[test]
+    fn a_rank_that_is_held_up_in_another_call_is_not_blamed_for_the_silent_one() {
+        let (sum, child) = (Doing::ALL_SUM, GroupId(7));
+        let in_child = vec![InCall { group: child, ..call(sum, 3, &[2])[0].clone() }];
+        for (way, calls) in [(sum, call(Doing::RECV, 1, &[2])), (sum, in_child), (Doing::RECV, call(sum, 3, &[2]))] {
+            let t = table(&[(1, 99, calls.clone()), (2, 50, vec![])]);
+            assert_eq!(blamed(find(&t, &stuck(way, &[1]), NOW, PATIENCE)).0, 2, "{way:?} {calls:?}");
+            // A rank that is there is not to blame for what another call is about.
+            let t = table(&[(1, 99, calls.clone()), (2, 99, vec![])]);
+            assert_eq!(blamed(find(&t, &stuck(way, &[1]), NOW, PATIENCE)).0, 1, "{way:?} {calls:?}");
+        }
+    }
+
+    #[test]
+    fn a_message_that_does_not_come_through_is_no_deadlock() {
+        for (own, theirs) in [(Doing::RECV, Doing::SEND), (Doing::SEND, Doing::RECV)] {
+            let t = table(&[(1, 99, call(theirs, 1, &[0]))]);
+            assert_eq!(find(&t, &stuck(own, &[1]), NOW, PATIENCE), Verdict::Unknown);
+        }
+    }
+
+    #[test]
     fn a_wait_that_leads_into_a_cycle_of_others_shows_that_cycle() {
         let t = table(&[(1, 99, call(Doing::RECV, 1, &[2])), (2, 99, call(Doing::RECV, 4, &[1]))]);
         let Verdict::Deadlock { cycle, .. } = find(&t, &stuck(Doing::RECV, &[1]), NOW, PATIENCE) else { panic!() };
@@ -242,7 +311,7 @@ mod tests {
     #[test]
     fn the_standing_is_one_line_with_every_rank() {
         let t = table(&[(0, 100, call(Doing::ALL_SUM, 7, &[1, 3])), (1, 100, vec![])]);
-        let line = standing(&t, 3, NOW);
+        let line = standing(&t, 3, GroupId::ROOT, NOW);
         assert_eq!(line, "rank 0 in all_sum #7 waiting for 1 and 3 for 30.0 s, rank 1 idle, rank 2 silent");
     }
 }

@@ -111,6 +111,11 @@ impl Handler {
     /// Takes what another rank said, and passes on what was news. A rank is believed about itself by no one but itself.
     fn learn(&self, state: &mut State, mut entries: Vec<Entry>, from: Option<LinkId>, out: &mut Outbox) {
         entries.retain(|e| self.shared.is_other(e.rank));
+        for entry in &mut entries {
+            if let Said::InCall(call) = &mut entry.state {
+                call.waits.retain(|&rank| (rank as usize) < self.shared.size());
+            }
+        }
         let now = state.now;
         let news = state.table.take(entries, now);
         for message in status::encode(&news) {

@@ -279,3 +279,15 @@ fn a_rank_that_left_is_known_to_all_and_stays_gone() {
         assert_eq!(ranks[rank].0.status()[1].state, RankState::Gone);
     }
 }
+
+#[test]
+fn nobody_waits_for_a_rank_that_is_not_there() {
+    let mut ranks = ring(3);
+    up(&mut ranks);
+    let waits = vec![2, 3, u32::MAX];
+    let call = InCall { group: GroupId::ROOT, doing: Doing::ALL_SUM, sequence: 1, waits, age: Duration::ZERO };
+    for message in status::encode(&status::entries(1, u64::MAX, vec![call])) {
+        ranks[0].1.message(RIGHT, &message, Duration::ZERO, &mut Outbox::default());
+    }
+    assert_eq!(ranks[0].0.status()[1].calls[0].waits_for, [2]);
+}

@@ -1,9 +1,10 @@
-//! Whole groups in one process, over channels in memory.
+//! Whole groups in one process, over channels in memory, and over TCP where it matters what a kernel does.
 
 mod blame;
 mod collectives;
 mod mesh;
 mod split;
+mod tcp;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -134,3 +134,24 @@ fn closing_the_group_of_all_closes_its_children() {
         assert_eq!(child.barrier().expect_err("closed").kind(), Kind::Closed);
     });
 }
+
+#[test]
+fn a_split_is_never_taken_for_an_operation_of_the_program() {
+    // Of as many bytes as a split's own two words.
+    type Other = fn(&Group) -> Result<(), nuvec_transport::Error>;
+    let others: [(&str, Other); 2] = [
+        ("all_gather", |group| group.all_gather(&[9; 8], &mut vec![0; 8 * group.size()])),
+        ("all_sum", |group| group.all_reduce(&mut [9; 8], DType::U64, Reduction::Sum)),
+    ];
+    for (n, (name, other)) in [2, 3].into_iter().flat_map(|n| others.map(|other| (n, other))) {
+        let errors = Shape::new(n, 1).run(move |group| {
+            if group.rank() == 0 { other(group) } else { group.split(0, 0).map(drop) }.expect_err("two calls")
+        });
+        for error in errors {
+            let line = error.to_string();
+            // One that had not begun when the others failed finds the group poisoned.
+            assert_eq!(error.cause().unwrap_or(&error).kind(), Kind::Mismatch, "{line}");
+            assert!(line.contains("split #1") && line.contains(&format!("{name} #1")), "{n} ranks: {line}");
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What a kernel does with the bytes of a group's connections.
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use nuvec_collectives::{Communicator, Options, RankState};
+use nuvec_transport::Kind;
+use nuvec_transport_tcp::{Address, TcpFabric, connect_with_listeners};
+
+fn form(n: usize) -> Vec<Communicator<TcpFabric>> {
+    let listeners: Vec<_> = (0..n).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let nodes: Vec<_> =
+        listeners.iter().map(|l| vec![Address::new("127.0.0.1", l.local_addr().unwrap().port())]).collect();
+    let options = nuvec_transport_tcp::Options::default().timeout(Duration::from_secs(60));
+    std::thread::scope(|scope| {
+        let form = |(rank, listener)| {
+            let (nodes, options) = (&nodes, &options);
+            scope.spawn(move || {
+                let connect = |handler| connect_with_listeners(vec![listener], nodes, rank, options, handler);
+                Communicator::form(Options::default(), connect).unwrap()
+            })
+        };
+        let threads: Vec<_> = listeners.into_iter().enumerate().map(form).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_message_to_a_rank_that_has_left_is_an_error_on_a_stream_that_stands_too() {
+    for n in [2, 3] {
+        let groups = form(n);
+        groups[0].send(1, b"first").unwrap();
+        groups[1].recv(0, &mut [0; 5]).unwrap();
+        groups[1].close();
+        let start = Instant::now();
+        while groups[0].status()[1].state != RankState::Gone {
+            assert!(start.elapsed() < Duration::from_secs(30), "rank 1 is not missed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let error = groups[0].send(1, b"second").expect_err("nobody gets it");
+        assert_eq!((error.kind(), error.peer().map(|p| p.rank)), (Kind::PeerClosed, Some(1)), "{error}");
+    }
+}
