@@ -91,6 +91,7 @@ struct State {
     ended: Option<(Duration, Error)>,
     done: Vec<Completion>,
     peer: Peer,
+    reliable: bool,
     began: Instant,
 }
 
@@ -157,6 +158,7 @@ impl Endpoint {
             ended: None,
             done: Vec::new(),
             peer: peer.clone(),
+            reliable: agreement.link.reliable,
             began: Instant::now(),
         };
         Ok(Arc::new(Self { state: Mutex::new(state), bell, peer, process: std::process::id() }))
@@ -307,7 +309,7 @@ impl Endpoint {
             }
         }
         if state.sender_gone && state.receiver_gone {
-            state.gone = Some(now);
+            state.gone = Some(state.began.elapsed());
         }
         state.progress();
     }
@@ -317,7 +319,7 @@ impl Endpoint {
     pub(crate) fn attend(&self) -> Option<Duration> {
         let mut state = self.state.lock();
         state.progress();
-        let now = state.now();
+        let now = state.began.elapsed();
         if let Some((ended, why)) = &state.ended
             && now > *ended + DRAIN
         {
@@ -347,7 +349,7 @@ impl Endpoint {
     /// Says that the peer's process has ended: what it has sent before may still arrive for a moment; then the channel fails.
     pub(crate) fn peer_ended(&self, why: &Error) {
         let mut state = self.state.lock();
-        let now = state.now();
+        let now = state.began.elapsed();
         state.ended.get_or_insert_with(|| (now, why.clone()));
     }
 
@@ -366,8 +368,9 @@ impl Endpoint {
 }
 
 impl State {
+    /// The link's time. It measures only what a reliable queue pair does by itself, and reading a clock is not free.
     fn now(&self) -> Duration {
-        self.began.elapsed()
+        if self.reliable { Duration::ZERO } else { self.began.elapsed() }
     }
 
     fn error(&self, kind: Kind, what: &'static str) -> Error {
@@ -403,11 +406,11 @@ impl State {
                 }
             }
         }
-        let now = self.now();
-        if self.failure.is_none()
-            && let Err(fault) = self.link.tick(now)
-        {
-            self.fail(broke(&fault));
+        if self.failure.is_none() && self.link.next_timeout().is_some() {
+            let now = self.now();
+            if let Err(fault) = self.link.tick(now) {
+                self.fail(broke(&fault));
+            }
         }
         self.post();
     }
