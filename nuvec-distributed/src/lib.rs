@@ -18,8 +18,12 @@
 //! # The launch environment
 //!
 //! `MLX_HOSTFILE` names a JSON file with one entry per rank, each a list of `"host:port"`, one per connection; `MLX_RANK`
-//! is this process's rank. A JACCL launch (`MLX_IBV_DEVICES`, `MLX_JACCL_COORDINATOR` and `MLX_RANK`, or the same with
-//! `JACCL_` first) is an error in this version. Beside them, all optional, with the default in parentheses:
+//! is this process's rank. For RDMA, with the feature `jaccl`, there are JACCL's variables, as `mlx.launch --backend jaccl`
+//! sets them: `MLX_IBV_DEVICES` names a JSON file with a matrix of devices, row `r` and column `c` having those by which
+//! rank `r` reaches rank `c` (`null`, a name, or a list of names); `MLX_JACCL_COORDINATOR` is the `host:port` of rank 0;
+//! `MLX_RANK`; and `MLX_JACCL_RING`, whatever its value, asks for a ring where the devices allow a mesh too. Each is also
+//! read with `JACCL_` first (`JACCL_IBV_DEVICES`, `JACCL_COORDINATOR`, `JACCL_RANK`, `JACCL_RING`), which wins. In a build
+//! without the feature a JACCL launch is an error. Beside them, all optional, with the default in parentheses:
 //!
 //! | variable | meaning |
 //! | --- | --- |
@@ -28,6 +32,8 @@
 //! | `NUVEC_DISTRIBUTED_NAME` | the group's name; groups of different names refuse each other (empty) |
 //! | `NUVEC_DISTRIBUTED_SPIN_US` | whole microseconds, up to a second, that an operation tries before it sleeps; 0: never (50) |
 //! | `NUVEC_DISTRIBUTED_WIRE` | `native`, or `mlx` to join a ring of MLX programs, see [`Wire`] (`native`) |
+//! | `NUVEC_DISTRIBUTED_QUEUE_PAIRS` | JACCL's queue pairs: `rc` or `uc` (`rc` where the device has it) |
+//! | `NUVEC_DISTRIBUTED_GID_INDEX` | which entry of every device's GID table JACCL uses (the best) |
 //! | `MLX_RING_VERBOSE` | set, whatever the value: the steps of connecting are logged at level `info` (`debug`) |
 //!
 //! They are [`init`]'s alone: [`init_with`] and [`connect`] read none and take [`Options`]. A value that is wrong, and an
@@ -65,6 +71,8 @@
 #![forbid(unsafe_code)]
 
 mod convert;
+#[cfg(feature = "jaccl")]
+pub mod jaccl;
 mod options;
 mod ring;
 mod session;
@@ -89,7 +97,7 @@ pub enum Backend {
     Any,
     /// A ring over TCP (`MLX_HOSTFILE`, `MLX_RANK`), also where JACCL's environment is there too.
     Ring,
-    /// JACCL: RDMA queue pairs (`MLX_IBV_DEVICES`, `MLX_JACCL_COORDINATOR`, `MLX_RANK`). Not in this version.
+    /// JACCL: RDMA queue pairs (`MLX_IBV_DEVICES`, `MLX_JACCL_COORDINATOR`, `MLX_RANK`), with the feature `jaccl`.
     Jaccl,
 }
 
@@ -149,15 +157,33 @@ fn connect_environment(vars: &dyn launch_env::Vars, backend: Backend) -> Result<
         (Some(_), None, Backend::Jaccl) => Err(invalid(
             "the environment describes a ring launch (MLX_HOSTFILE), and JACCL was asked for: ask for the ring",
         )),
-        (_, Some(_), _) => Err(invalid(
-            "the environment describes a JACCL launch, and this build has no JACCL: launch with the ring backend (MLX_HOSTFILE)",
-        )),
+        (_, Some(jaccl), _) => Ok(Some((Backend::Jaccl, connect_jaccl(jaccl, env.settings)?))),
     }
 }
 
-/// Whether this build and machine can use `backend` ([`Backend::Any`]: some backend). No launch environment is needed.
+#[cfg(feature = "jaccl")]
+fn connect_jaccl(launch: launch_env::Jaccl, settings: launch_env::Settings) -> Result<Group> {
+    jaccl::init(&jaccl::Config::of_launch(launch, settings))
+}
+
+#[cfg(not(feature = "jaccl"))]
+fn connect_jaccl(_: launch_env::Jaccl, _: launch_env::Settings) -> Result<Group> {
+    Err(invalid(
+        "the environment describes a JACCL launch, and this build has no JACCL: build it with the feature jaccl, or launch \
+         with the ring backend (MLX_HOSTFILE)",
+    ))
+}
+
+/// Whether this build and machine can use `backend` ([`Backend::Any`]: some backend; [`Backend::Jaccl`]: the feature, a
+/// verbs library and a device are there). No launch environment is needed.
 pub fn is_available(backend: Backend) -> bool {
-    matches!(backend, Backend::Any | Backend::Ring)
+    match backend {
+        Backend::Any | Backend::Ring => true,
+        #[cfg(feature = "jaccl")]
+        Backend::Jaccl => jaccl::is_available(),
+        #[cfg(not(feature = "jaccl"))]
+        Backend::Jaccl => false,
+    }
 }
 
 /// Connects rank `rank` of the ring over `nodes`: per rank its addresses, one connection per address, as in MLX's
@@ -237,8 +263,14 @@ mod tests {
         for backend in [Backend::Any, Backend::Ring] {
             assert_eq!(connect_environment(&environment(&both), backend).unwrap().unwrap().0, Backend::Ring);
         }
-        let e = connect_environment(&environment(&both), Backend::Jaccl).expect_err("no JACCL here");
-        assert!(e.to_string().contains("no JACCL"), "{e}");
+        let jaccl = connect_environment(&environment(&both), Backend::Jaccl);
+        if cfg!(feature = "jaccl") {
+            let (made, group) = jaccl.unwrap().unwrap();
+            assert_eq!((made, group.size()), (Backend::Jaccl, 1));
+        } else {
+            let e = jaccl.expect_err("no JACCL here");
+            assert!(e.to_string().contains("no JACCL"), "{e}");
+        }
     }
 
     #[test]
@@ -249,16 +281,18 @@ mod tests {
     }
 
     #[test]
-    fn a_jaccl_launch_is_an_error_in_a_build_without_jaccl_and_never_size_1() {
+    fn a_jaccl_launch_that_cannot_be_had_is_an_error_that_says_why_and_never_size_1() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(&file, r#"[[null, "a"], ["a", null]]"#).unwrap();
+        std::fs::write(&file, r#"[[null, "nuvec_none0"], ["nuvec_none0", null]]"#).unwrap();
         let path = file.path().to_str().unwrap();
         let vars = [("MLX_IBV_DEVICES", path), ("MLX_JACCL_COORDINATOR", "127.0.0.1:5000"), ("MLX_RANK", "0")];
         for backend in [Backend::Any, Backend::Jaccl] {
-            let e = connect_environment(&environment(&vars), backend).expect_err("no JACCL here");
-            assert!(e.to_string().contains("no JACCL"), "{e}");
+            let e = connect_environment(&environment(&vars), backend).expect_err("no such device").to_string();
+            let whys = ["no verbs library can be opened; tried lib", "there is no RDMA device"];
+            let expected = if cfg!(feature = "jaccl") { &whys[..] } else { &["this build has no JACCL"] };
+            assert!(expected.iter().any(|why| e.contains(why)), "{e}");
         }
-        assert!(!is_available(Backend::Jaccl) && is_available(Backend::Ring));
+        assert!(is_available(Backend::Ring) && (cfg!(feature = "jaccl") || !is_available(Backend::Jaccl)));
     }
 
     #[test]

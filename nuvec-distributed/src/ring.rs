@@ -1,14 +1,13 @@
-//! The TCP ring as nuvec's transport, and what keeps its groups.
+//! Connected groups as nuvec's transport, and what keeps them.
 
 use std::sync::{Arc, Weak};
 
 use nuvec_core::distributed::{AllReduce, Communicator, Group};
 use nuvec_core::{Error, Result};
-use nuvec_launch_env as launch_env;
 use parking_lot::{Mutex, RwLock};
 
+use crate::convert;
 use crate::wire::Collectives;
-use crate::{Options, convert};
 
 /// Every tree of groups that this process has open, for [`crate::shutdown`]. nuvec keeps groups for ever, and so they
 /// outlive any handle.
@@ -43,9 +42,8 @@ pub(crate) struct Root {
 }
 
 impl Root {
-    /// Connects this rank of `ring`, which has at least two ranks.
-    pub(crate) fn connect(ring: &launch_env::Ring, options: &Options) -> Result<Self> {
-        let collectives = Collectives::connect(ring, options);
+    /// The tree of a group of all ranks, at least two, if they were connected.
+    pub(crate) fn new(collectives: nuvec_transport::Result<Collectives>) -> Result<Self> {
         let tree = Arc::new(Tree { process: std::process::id(), groups: Mutex::new(Some(Vec::new())) });
         let member = tree.grow(collectives.map_err(convert::transport)?)?;
         TREES.lock().push(tree.clone());
@@ -147,14 +145,7 @@ impl Communicator for Member {
     fn split(&self, color: i32, key: i32) -> Result<Arc<dyn Communicator>> {
         let (collectives, tree) = self.live(|live| (live.collectives.clone(), live.tree.upgrade()))?;
         let tree = tree.ok_or_else(|| closed(self.rank))?;
-        match &*collectives {
-            Collectives::Native(native) => {
-                let split = native.split(color, key).map_err(convert::transport)?;
-                Ok(tree.grow(Collectives::Native(split))?)
-            }
-            // In nuvec's own words.
-            Collectives::Mlx(_) => Err(crate::invalid("this backend does not split groups (as MLX's ring)")),
-        }
+        Ok(tree.grow(collectives.split(color, key).map_err(convert::transport)?)?)
     }
 }
 

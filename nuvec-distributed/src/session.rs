@@ -8,6 +8,7 @@ use nuvec_core::distributed::Group;
 use nuvec_launch_env as launch_env;
 
 use crate::ring::{self, Root};
+use crate::wire::Collectives;
 use crate::{Options, convert};
 
 /// A connected group, which can be looked at and closed, from any thread. Dropping it leaves the group open, since arrays
@@ -34,10 +35,15 @@ pub fn connect(nodes: &[Vec<String>], rank: usize, options: &Options) -> Result<
 
 impl Session {
     pub(crate) fn connect(ring: &launch_env::Ring, options: &Options) -> Result<Self> {
-        if ring.size() <= 1 {
+        Self::of(ring.size(), || Collectives::connect(ring, options))
+    }
+
+    /// The session of `size` ranks that `connect` connects. One alone has nothing to connect.
+    pub(crate) fn of(size: usize, connect: impl FnOnce() -> nuvec_transport::Result<Collectives>) -> Result<Self> {
+        if size <= 1 {
             return Ok(Self { group: Group::single(), root: None });
         }
-        let root = Root::connect(ring, options)?;
+        let root = Root::new(connect())?;
         Ok(Self { group: ring::group(&root.member), root: Some(root) })
     }
 

@@ -9,9 +9,10 @@ use std::collections::BTreeSet;
 use nuvec_collectives::Reduction;
 use nuvec_core::Array;
 use nuvec_core::distributed::{self, Group};
+use nuvec_launch_env::Topology;
 
 use crate::sample::{Sample, digest, hash};
-use crate::{for_each_dtype, groups, mlx_wire};
+use crate::{for_each_dtype, groups, jaccl, mlx_wire};
 
 /// One rank's view of the ring while it checks.
 pub struct Ring {
@@ -68,7 +69,12 @@ impl Case {
 
     /// Runs it.
     pub fn run(&self, ring: &mut Ring) -> Result<(), Failure> {
-        (self.work)(ring, &self.name)
+        self.run_as(ring, &self.name)
+    }
+
+    /// Runs it with the data of another name.
+    pub(crate) fn run_as(&self, ring: &mut Ring, name: &str) -> Result<(), Failure> {
+        (self.work)(ring, name)
     }
 }
 
@@ -83,6 +89,8 @@ pub struct Selection {
     pub only: Option<String>,
     /// What MLX's wire has, in place of what the native one has.
     pub mlx_wire: bool,
+    /// What JACCL has in such a topology, in place of what a ring over TCP has.
+    pub jaccl: Option<Topology>,
 }
 
 impl Selection {
@@ -166,11 +174,11 @@ pub fn cases(ranks: usize, connections: usize, selection: &Selection) -> Vec<Cas
         cases.push(agreement::<f64>(length));
         cases.push(agreement::<nuvec_core::Complex64>(length));
     }
-    if selection.mlx_wire {
-        cases.extend(mlx_wire::cases(ranks, connections, selection));
-    } else {
-        cases.extend(groups::cases(ranks, selection));
-    }
+    cases.extend(match selection.jaccl {
+        _ if selection.mlx_wire => mlx_wire::cases(ranks, connections, selection),
+        Some(topology) => jaccl::cases(topology, ranks, connections, selection),
+        None => groups::cases(ranks, selection),
+    });
     let mut seen = BTreeSet::new();
     cases.retain(|case| selection.wants(&case.name) && seen.insert(case.name.clone()));
     cases
@@ -239,7 +247,7 @@ pub(crate) fn both(first: Result<(), Failure>, second: Result<(), Failure>) -> R
     if matches!(second, Err(Failure::Call(_))) { second } else { first.and(second) }
 }
 
-fn all_reduce<T: Sample>(reduction: Reduction, length: usize) -> Case {
+pub(crate) fn all_reduce<T: Sample>(reduction: Reduction, length: usize) -> Case {
     Case::new(name::<T>(&format!("all_{}", reduction.name()), length), move |ring, name| {
         let x = Array::from(ring.data::<T>(name, ring.group.rank(), length));
         let mut got = call(reduction, &x, &ring.group).to_vec::<T>()?;
@@ -274,7 +282,7 @@ fn scalar<T: Sample>() -> Case {
     })
 }
 
-fn gather<T: Sample>(length: usize) -> Case {
+pub(crate) fn gather<T: Sample>(length: usize) -> Case {
     Case::new(name::<T>("all_gather", length), move |ring, name| {
         let x = Array::from(ring.data::<T>(name, ring.group.rank(), length));
         let mut got = distributed::all_gather(&x, Some(&ring.group)).to_vec::<T>()?;
@@ -285,7 +293,7 @@ fn gather<T: Sample>(length: usize) -> Case {
 }
 
 /// Every rank sends to the rank `distance` further on, and receives from the one that far back.
-fn neighbour<T: Sample>(distance: usize, operation: &str, length: usize) -> Case {
+pub(crate) fn neighbour<T: Sample>(distance: usize, operation: &str, length: usize) -> Case {
     Case::new(name::<T>(operation, length), move |ring, name| {
         let (rank, size) = (ring.group.rank(), ring.group.size());
         let (to, from) = ((rank + distance) % size, (rank + size - distance) % size);
@@ -364,6 +372,19 @@ mod tests {
             assert!(names.contains(&name.into()), "no {name}");
         }
         assert!(!names.iter().any(|name| name.starts_with("split/") || name.starts_with("pairs/")));
+    }
+
+    #[test]
+    fn jaccl_is_checked_for_what_its_topology_has_and_has_not() {
+        let names = |topology| names(4, &Selection { jaccl: Some(topology), quick: true, ..Selection::default() });
+        let (mesh, ring) = (names(Topology::Mesh), names(Topology::Ring));
+        for name in
+            ["order/float16/1000", "back_to_back/float32", "mixed/200", "refused/split", "all_sum/float32/1048576"]
+        {
+            assert!(mesh.contains(&name.into()) && ring.contains(&name.into()), "no {name}");
+        }
+        assert!(mesh.contains(&"pairs/1000".into()) && !mesh.contains(&"refused/send_across".into()));
+        assert!(!ring.contains(&"pairs/1000".into()) && ring.contains(&"refused/send_across".into()));
     }
 
     fn alone(spoil: Option<&str>) -> Ring {

@@ -8,9 +8,7 @@ use crate::sample::hash;
 
 /// Every check of a ring of `ranks` ranks.
 pub(crate) fn cases(ranks: usize, selection: &Selection) -> Vec<Case> {
-    // Alone, there is no pair.
-    let lengths = if ranks > 1 { message_lengths(selection) } else { Vec::new() };
-    let mut cases: Vec<Case> = lengths.into_iter().map(pairs).collect();
+    let mut cases = all_pairs(ranks, selection);
     let rounds = if selection.quick { 2 } else { 8 };
     cases.extend([
         split("halves", rounds, &[HALVES]),
@@ -20,6 +18,12 @@ pub(crate) fn cases(ranks: usize, selection: &Selection) -> Vec<Case> {
         split("child_of_reversed", rounds, &[REVERSED, HALVES, REVERSED]),
     ]);
     cases
+}
+
+/// The checks between any two ranks. Alone, there is no pair.
+pub(crate) fn all_pairs(ranks: usize, selection: &Selection) -> Vec<Case> {
+    let lengths = if ranks > 1 { message_lengths(selection) } else { Vec::new() };
+    lengths.into_iter().map(pairs).collect()
 }
 
 /// How long messages are, in bytes.

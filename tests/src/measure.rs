@@ -19,6 +19,8 @@ pub fn sizes(ranks: usize, selection: &Selection) -> Vec<usize> {
         return Vec::new();
     }
     match (&selection.sizes[..], selection.quick) {
+        // Where it is run in an emulated machine, more would take long.
+        ([], true) if selection.jaccl.is_some() => vec![8, 64 << 10],
         ([], true) => vec![8, 64 << 10, 1 << 20],
         ([], false) => vec![8, 1 << 10, 32 << 10, 1 << 20, 16 << 20],
         (sizes, _) => sizes.iter().map(|bytes| bytes / 4 * 4).collect(),
@@ -28,13 +30,19 @@ pub fn sizes(ranks: usize, selection: &Selection) -> Vec<usize> {
 /// The operations, in the table's order.
 pub const OPERATIONS: [&str; 3] = ["all_sum float32", "all_gather", "send/recv"];
 
-/// Measures `operation` with arrays of `bytes` bytes (whole float32), and reports it if this is rank 0. Every rank
-/// calls it.
-pub fn measure(group: &Group, operation: &str, bytes: usize) -> Result<()> {
+/// How often each is measured at the most.
+pub fn most_calls(selection: &Selection) -> usize {
+    // As above.
+    if selection.quick && selection.jaccl.is_some() { 20 } else { 200 }
+}
+
+/// Measures `operation` with arrays of `bytes` bytes (whole float32) and at most `most` calls, and reports it if this is
+/// rank 0. Every rank calls it.
+pub fn measure(group: &Group, operation: &str, bytes: usize, most: usize) -> Result<()> {
     let x = Array::from(vec![1.0f32; bytes / 4]);
     // The same on every rank, whatever its speed.
     let moved = if operation == "all_gather" { bytes * group.size() } else { bytes };
-    let calls = (BUDGET / moved.max(1)).clamp(5, 200);
+    let calls = (BUDGET / moved.max(1)).clamp(5, most.max(5));
     let mut times = Vec::new();
     for call in 0..calls + WARM_UP {
         let start = Instant::now();

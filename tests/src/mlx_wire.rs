@@ -102,7 +102,7 @@ fn fold<T: Sample>(reduction: Reduction, data: &[Vec<T>], i: usize, first: usize
 }
 
 /// That something is an error which says so, and that the group lives.
-fn refused(what: &str, says: &'static str, call: fn(&Ring, usize) -> nuvec_core::Result<()>) -> Case {
+pub(crate) fn refused(what: &str, says: &'static str, call: fn(&Ring, usize) -> nuvec_core::Result<()>) -> Case {
     Case::new(format!("refused/{what}"), move |ring, _| {
         let size = ring.group.size();
         let across = (ring.group.rank() + 2) % size;

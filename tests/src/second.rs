@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use nuvec_collectives::{Communicator, DType, Options as CollectiveOptions, Reduction};
-use nuvec_launch_env::{Ring, Settings};
-use nuvec_transport_tcp::{Address, Key, Options, TcpFabric};
+use nuvec_launch_env::{Jaccl, QueuePairsName, Ring, Settings, Topology};
+use nuvec_transport::Fabric;
+use nuvec_transport_rdma as rdma;
+use nuvec_transport_tcp::{Address, Key, Options};
 
 use crate::cases::{self, Case, Failure, Selection};
 use crate::for_each_dtype;
@@ -14,23 +16,61 @@ use crate::sample::{Sample, hash};
 
 /// The variable that names the second group's hostfile, of the same form as `MLX_HOSTFILE`.
 pub const HOSTFILE: &str = "NUVEC_RING_TEST_HOSTFILE";
+/// The variable that names the second group's coordinator, as `MLX_JACCL_COORDINATOR` does the first's.
+pub const COORDINATOR: &str = "NUVEC_RING_TEST_COORDINATOR";
 
-/// The second group.
-pub type Second = Communicator<TcpFabric>;
-
-/// What the environment says of this group: as of the facade's, but for the hostfile, which [`HOSTFILE`] names. None if
-/// that is not set.
-pub fn launch() -> Result<Option<(Ring, Settings)>, nuvec_launch_env::Error> {
-    if std::env::var_os(HOSTFILE).is_none() {
-        return Ok(None);
+/// The second group's checks that are wanted, once it is formed: as the environment says of the facade's, but for the
+/// hostfile, which [`HOSTFILE`] names, or the coordinator ([`COORDINATOR`]). None if neither is set.
+///
+/// `one_machine`: all ranks share this machine's clock, so times of theirs can be compared. Errors: the environment is
+/// wrong, or the group does not form.
+pub fn cases(one_machine: bool, selection: &Selection) -> Result<Vec<Case>, String> {
+    let set = |name: &str| std::env::var_os(name);
+    let of_second = |name: &str| match name {
+        "MLX_HOSTFILE" => set(HOSTFILE),
+        "MLX_JACCL_COORDINATOR" => set(COORDINATOR),
+        _ => set(name),
+    };
+    if set(HOSTFILE).is_none() && set(COORDINATOR).is_none() {
+        return Ok(Vec::new());
     }
-    let of_second = |name: &str| std::env::var_os(if name == "MLX_HOSTFILE" { HOSTFILE } else { name });
-    let env = nuvec_launch_env::read(&of_second)?;
-    Ok(env.ring.map(|ring| (ring, env.settings)))
+    let env = nuvec_launch_env::read(&of_second).map_err(|e| e.to_string())?;
+    let text = |e: nuvec_transport::Error| e.to_string();
+    Ok(match (env.ring, env.jaccl) {
+        (Some(ring), _) => of_group(&Arc::new(over_tcp(&ring, &env.settings).map_err(text)?), one_machine, selection),
+        (_, Some(jaccl)) => {
+            of_group(&Arc::new(over_rdma(&jaccl, &env.settings).map_err(text)?), one_machine, selection)
+        }
+        (None, None) => Vec::new(),
+    })
 }
 
-/// Forms the group.
-pub fn form(ring: &Ring, settings: &Settings) -> nuvec_transport::Result<Second> {
+/// Forms the group over RDMA.
+fn over_rdma(jaccl: &Jaccl, settings: &Settings) -> nuvec_transport::Result<Communicator<rdma::RdmaFabric>> {
+    let mut options = rdma::Options::default();
+    if let Some(timeout) = settings.timeout {
+        options = options.timeout(timeout);
+    }
+    if let Some(key) = &settings.key {
+        options = options.key(Key::new(key.as_bytes())?);
+    }
+    options = options.queue_pairs(match settings.queue_pairs {
+        None => rdma::QueuePairs::Any,
+        Some(QueuePairsName::Reliable) => rdma::QueuePairs::Reliable,
+        Some(QueuePairsName::Unreliable) => rdma::QueuePairs::Unreliable,
+    });
+    let topology = match jaccl.topology() {
+        Ok(Topology::Ring) => rdma::Topology::Ring,
+        _ => rdma::Topology::Mesh,
+    };
+    let coordinator = Address::new(jaccl.coordinator.host(), jaccl.coordinator.port());
+    Communicator::form(CollectiveOptions::default(), |handler| {
+        rdma::connect(&coordinator, &jaccl.devices, jaccl.rank, topology, &options, handler)
+    })
+}
+
+/// Forms the group over TCP.
+fn over_tcp(ring: &Ring, settings: &Settings) -> nuvec_transport::Result<Communicator<nuvec_transport_tcp::TcpFabric>> {
     let mut options = Options::default();
     if let Some(timeout) = settings.timeout {
         options = options.timeout(timeout);
@@ -51,8 +91,8 @@ impl From<nuvec_transport::Error> for Failure {
     }
 }
 
-/// Every wanted check. `one_machine`: all ranks share this machine's clock, so times of theirs can be compared.
-pub fn cases(group: &Arc<Second>, one_machine: bool, selection: &Selection) -> Vec<Case> {
+/// Every wanted check of a group.
+fn of_group<F: Fabric + 'static>(group: &Arc<Communicator<F>>, one_machine: bool, selection: &Selection) -> Vec<Case> {
     let mut cases = Vec::new();
     for_each_dtype!(reduce_scatters(group, selection, &mut cases));
     for root in 0..group.size() {
@@ -67,7 +107,11 @@ pub fn cases(group: &Arc<Second>, one_machine: bool, selection: &Selection) -> V
     cases
 }
 
-fn reduce_scatters<T: Sample>(group: &Arc<Second>, selection: &Selection, cases: &mut Vec<Case>) {
+fn reduce_scatters<T: Sample>(
+    group: &Arc<Communicator<impl Fabric + 'static>>,
+    selection: &Selection,
+    cases: &mut Vec<Case>,
+) {
     for length in selection.lengths(group.size(), T::DTYPE.size()) {
         for reduction in Reduction::ALL {
             cases.push(reduce_scatter::<T>(group.clone(), reduction, length));
@@ -76,7 +120,11 @@ fn reduce_scatters<T: Sample>(group: &Arc<Second>, selection: &Selection, cases:
 }
 
 /// Every rank gives a block of `length` elements for each rank, and gets its own block reduced over all ranks.
-fn reduce_scatter<T: Sample>(group: Arc<Second>, reduction: Reduction, length: usize) -> Case {
+fn reduce_scatter<T: Sample>(
+    group: Arc<Communicator<impl Fabric + 'static>>,
+    reduction: Reduction,
+    length: usize,
+) -> Case {
     let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == T::DTYPE.name());
     Case::new(format!("reduce_scatter/{}/{}/{length}", reduction.name(), T::DTYPE.name()), move |ring, name| {
         let seed = ring.seed_of(name);
@@ -96,7 +144,7 @@ fn reduce_scatter<T: Sample>(group: Arc<Second>, reduction: Reduction, length: u
 }
 
 /// All ranks get the root's bytes, whatever they had.
-fn broadcast(group: Arc<Second>, root: usize, length: usize) -> Case {
+fn broadcast(group: Arc<Communicator<impl Fabric + 'static>>, root: usize, length: usize) -> Case {
     Case::new(format!("broadcast/{root}/{length}"), move |ring, name| {
         let seed = ring.seed_of(name);
         let data = |rank| (0..length).map(|i| hash(seed, rank, i) as u8).collect::<Vec<_>>();
@@ -107,7 +155,7 @@ fn broadcast(group: Arc<Second>, root: usize, length: usize) -> Case {
 }
 
 /// No rank leaves before the last has come. Each comes at another time.
-fn barrier(group: Arc<Second>, one_machine: bool, round: usize) -> Case {
+fn barrier(group: Arc<Communicator<impl Fabric + 'static>>, one_machine: bool, round: usize) -> Case {
     Case::new(format!("barrier/{round}"), move |ring, name| {
         let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
         let delay = hash(ring.seed_of(name), group.rank(), 0) % 20_000;

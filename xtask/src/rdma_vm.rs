@@ -58,8 +58,78 @@ struct Part {
     limit: Duration,
 }
 
+/// The programs that the RDMA tests run, built outside.
+#[derive(Debug, Clone)]
+pub(crate) struct Programs {
+    /// This program.
+    xtask: PathBuf,
+    rank: PathBuf,
+    /// The example of `transport-rdma`.
+    conformance: PathBuf,
+}
+
+impl Programs {
+    /// Those among `executables`.
+    pub(crate) fn among(executables: &[cargo::Executable]) -> Result<Self> {
+        Ok(Self {
+            xtask: std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?,
+            rank: cargo::rank_binary(executables)?,
+            conformance: cargo::program(executables, "conformance")?,
+        })
+    }
+
+    fn build() -> Result<Self> {
+        let packages = ["-p", "nuvec-distributed-tests", "-p", "nuvec-transport-rdma"];
+        let arguments = ["build", "--profile", "ci", "--bin", "rank", "--example", "conformance"];
+        Self::among(&cargo::build(&[&arguments[..], &packages[..]].concat())?)
+    }
+}
+
 /// The RDMA tests. All share one machine, and each begins with all cables plugged in.
-fn parts() -> Vec<Part> {
+fn parts(programs: &Programs) -> Vec<Part> {
+    let mut parts = machine_parts();
+    let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    parts.push(Part {
+        name: "the channels' suite, RC and UC".into(),
+        command: [vec![programs.conformance.display().to_string()], words("rxe0 rxe1")].concat(),
+        devices: 2,
+        limit: minutes(5),
+        ..Part::default()
+    });
+    // Ranks on devices of their own.
+    let mut ring_test = |ranks: usize, options: &str, loss: f64| {
+        let program = ["--program".into(), programs.rank.display().to_string()];
+        let all = words(&format!("ring-test --transport rdma --quick --ranks {ranks} {options}"));
+        let lost = if loss > 0.0 { format!(", {loss} % of the packets lost") } else { String::new() };
+        parts.push(Part {
+            name: all.join(" ") + &lost,
+            command: [vec![programs.xtask.display().to_string()], all, program.to_vec()].concat(),
+            devices: ranks,
+            loss,
+            limit: minutes(10),
+            ..Part::default()
+        });
+    };
+    for ranks in [2, 3, 4] {
+        ring_test(ranks, "--connections 1 --topology mesh", 0.0);
+        ring_test(ranks, "--connections 2 --topology ring", 0.0);
+    }
+    ring_test(3, "--connections 1 --topology mesh --queue-pairs uc --key", 0.0);
+    for kind in ["rc", "uc"] {
+        let only = |what: &str| format!("--connections 1 --queue-pairs {kind} {what}");
+        ring_test(3, &only("--topology mesh --only mixed"), 1.0);
+        ring_test(3, &only("--topology ring --only mixed"), 1.0);
+        ring_test(2, &only("--cut 1"), 0.0);
+        ring_test(3, &only("--cut 1"), 0.0);
+        ring_test(3, &only("--kill 1"), 0.0);
+        ring_test(3, &only("--topology ring --kill 0"), 0.0);
+    }
+    parts
+}
+
+/// What shows that the machine is as the other tests need it.
+fn machine_parts() -> Vec<Part> {
     let shell = |name: &str, devices: usize, loss: f64, script: &str| Part {
         name: name.into(),
         command: ["sh", "-euc", script].map(String::from).to_vec(),
@@ -118,7 +188,8 @@ pub(crate) fn main(options: &Options) -> ExitCode {
     let done = match missing() {
         Some(needs) => Err(format!("rdma-vm needs {needs}")),
         None if options.command.is_empty() => {
-            test(options.timeout, &mut std::io::stdout()).map(|good| i32::from(!good))
+            let good = Programs::build().and_then(|programs| test(&programs, options.timeout, &mut std::io::stdout()));
+            good.map(|good| i32::from(!good))
         }
         None => command(options),
     };
@@ -158,12 +229,12 @@ fn command(options: &Options) -> Result<i32> {
 }
 
 /// Runs the RDMA tests in one machine; `out` gets a line for each, and what one that failed printed.
-pub(crate) fn tests(out: &mut (dyn Write + Send)) -> Result<bool> {
-    test(None, out)
+pub(crate) fn tests(programs: &Programs, out: &mut (dyn Write + Send)) -> Result<bool> {
+    test(programs, None, out)
 }
 
-fn test(timeout: Option<u32>, out: &mut (dyn Write + Send)) -> Result<bool> {
-    let mut parts = parts();
+fn test(programs: &Programs, timeout: Option<u32>, out: &mut (dyn Write + Send)) -> Result<bool> {
+    let mut parts = parts(programs);
     for part in &mut parts {
         part.limit = timeout.map_or(part.limit, |seconds| Duration::from_secs(seconds.into()));
     }
@@ -295,7 +366,9 @@ mod tests {
 
     #[test]
     fn every_part_has_a_name_of_its_own_a_command_a_device_and_a_limit() {
-        let parts = parts();
+        let program = |name: &str| PathBuf::from(name);
+        let programs = Programs { xtask: program("xtask"), rank: program("rank"), conformance: program("conformance") };
+        let parts = parts(&programs);
         let names: std::collections::BTreeSet<_> = parts.iter().map(|part| &part.name).collect();
         assert_eq!(names.len(), parts.len());
         for part in &parts {

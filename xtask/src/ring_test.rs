@@ -1,10 +1,13 @@
 //! `cargo xtask ring-test`: a ring of ranks on this machine, checked and measured through the facade.
 //!
 //! This module holds the options and how ranks are started; [`checks`] watches them check, [`faults`] kills or
-//! stops one of them, [`report`] understands their reports and prints tables. What is checked is in the rank binary.
+//! stops one of them, [`jaccl`] has what a launch over RDMA needs, [`report`] understands their reports and prints
+//! tables. What is checked is in the rank binary.
 
 mod checks;
 mod faults;
+mod hostfile;
+mod jaccl;
 mod report;
 
 use std::io::Write;
@@ -13,9 +16,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use serde_json::{Value, json};
 
 use self::faults::Fault;
+pub(crate) use self::hostfile::{local_nodes, write_hostfile};
+use self::hostfile::{read_hostfile, shifted};
 use crate::ranks::Ranks;
 use crate::{Result, cargo, ports};
 
@@ -23,10 +27,8 @@ use crate::{Result, cargo, ports};
 const ATTEMPTS: usize = 5;
 /// The rank binary's exit code when a port of its own was taken (EADDRINUSE's number on Linux).
 const PORT_TAKEN: i32 = 98;
-/// With `--hostfile`, the second group's ports are the file's plus this.
-const SECOND_GROUP: u16 = 1000;
 /// The variables of launches other than a ring's, which an inherited environment might carry.
-pub(crate) const OTHER_LAUNCHES: [&str; 9] = [
+pub(crate) const OTHER_LAUNCHES: [&str; 11] = [
     "MLX_IBV_DEVICES",
     "MLX_JACCL_COORDINATOR",
     "MLX_JACCL_RING",
@@ -34,7 +36,9 @@ pub(crate) const OTHER_LAUNCHES: [&str; 9] = [
     "JACCL_COORDINATOR",
     "JACCL_RANK",
     "JACCL_RING",
+    "NUVEC_DISTRIBUTED_GID_INDEX",
     "NUVEC_DISTRIBUTED_NAME",
+    "NUVEC_DISTRIBUTED_QUEUE_PAIRS",
     "NUVEC_DISTRIBUTED_WIRE",
 ];
 
@@ -47,9 +51,15 @@ pub(crate) struct Options {
     /// How many connections to each neighbour
     #[arg(long, value_name = "K", default_value = "2", value_parser = count)]
     pub(crate) connections: usize,
-    /// What the ring runs on
+    /// What the ranks are joined by; with rdma, rank N uses the device rxeN
     #[arg(long, value_enum, default_value = "tcp")]
     pub(crate) transport: Transport,
+    /// With --transport rdma: how the ranks are joined; a ring is asked for by MLX_JACCL_RING
+    #[arg(long, value_enum, default_value = "mesh")]
+    pub(crate) topology: Topology,
+    /// With --transport rdma: the type of queue pairs [default: rc where the device has it]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) queue_pairs: Option<QueuePairs>,
     /// What is spoken on the ring: our own protocol, or MLX's
     #[arg(long, value_enum, default_value = "native")]
     pub(crate) wire: Wire,
@@ -80,6 +90,10 @@ pub(crate) struct Options {
     /// every sum must be right
     #[arg(long, value_name = "RANK", conflicts_with_all = ["hostfile", "only", "spoil", "sizes"])]
     pub(crate) pause: Option<usize>,
+    /// With --transport rdma, in rdma-vm: pull this rank's cable in the middle of such a loop; every rank must fail within
+    /// the time-out and 4 seconds, and name another
+    #[arg(long, value_name = "RANK", conflicts_with_all = ["kill", "stop", "pause", "hostfile", "only", "spoil", "sizes"])]
+    pub(crate) cut: Option<usize>,
     /// Run one rank of a ring over several machines: MLX's hostfile, the same on each. The checks that use a second
     /// group take the file's ports plus 1000 for it
     #[arg(long, value_name = "FILE", requires = "rank", conflicts_with_all = ["ranks", "connections"])]
@@ -87,7 +101,7 @@ pub(crate) struct Options {
     /// Which rank of the hostfile this machine runs. Give every machine the same --seed, --key and sizes
     #[arg(long, value_name = "RANK", requires = "hostfile", requires = "seed")]
     pub(crate) rank: Option<usize>,
-    /// How long a rank waits for a peer without progress before it fails [default: 30; with --stop or --pause: 3]
+    /// How long a rank waits for a peer without progress before it fails [default: 30; with --stop, --pause or --cut: 3]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) timeout: Option<Duration>,
     /// End with an error, saying where each rank stands, if it takes longer than this in all
@@ -99,12 +113,27 @@ pub(crate) struct Options {
     /// Fault switch: change one element of this check's result on the last rank, so that the check must fail
     #[arg(long, value_name = "CHECK")]
     pub(crate) spoil: Option<String>,
+    /// The rank binary, built before: where there is no compiler
+    #[arg(long, value_name = "FILE", hide = true)]
+    pub(crate) program: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
     Tcp,
     Rdma,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Topology {
+    Mesh,
+    Ring,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QueuePairs {
+    Rc,
+    Uc,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -144,6 +173,8 @@ impl Options {
             ranks,
             connections,
             transport: Transport::Tcp,
+            topology: Topology::Mesh,
+            queue_pairs: None,
             wire: Wire::Native,
             key: None,
             quick: true,
@@ -153,20 +184,20 @@ impl Options {
             kill: None,
             stop: None,
             pause: None,
+            cut: None,
             hostfile: None,
             rank: None,
             timeout: None,
             deadline: Duration::from_secs(600),
             only: None,
             spoil: None,
+            program: None,
         }
     }
 
     /// What cannot be had, or makes no sense.
     fn validate(&self) -> Result<()> {
-        if self.transport == Transport::Rdma {
-            return Err("--transport rdma comes with the RDMA transport, which this version does not have".into());
-        }
+        jaccl::validate(self)?;
         if self.wire == Wire::Mlx && self.key.is_some() {
             return Err("--key: MLX's wire has no key; leave it out, or take --wire native".into());
         }
@@ -190,13 +221,14 @@ impl Options {
 
     /// What is to happen to which rank.
     fn fault(&self) -> Option<(Fault, usize)> {
-        let faults = [(Fault::Kill, self.kill), (Fault::Stop, self.stop), (Fault::Pause, self.pause)];
+        let faults =
+            [(Fault::Kill, self.kill), (Fault::Stop, self.stop), (Fault::Pause, self.pause), (Fault::Cut, self.cut)];
         faults.into_iter().find_map(|(fault, rank)| Some((fault, rank?)))
     }
 
     /// The ranks' time-out.
     fn timeout(&self) -> Duration {
-        let waited_for = self.stop.or(self.pause).is_some();
+        let waited_for = self.stop.or(self.pause).or(self.cut).is_some();
         self.timeout.unwrap_or(Duration::from_secs(if waited_for { 3 } else { 30 }))
     }
 
@@ -207,6 +239,7 @@ impl Options {
         if self.hostfile.is_none() {
             text += &format!(", {} connection{} to each neighbour", self.connections, plural(self.connections));
         }
+        text += &jaccl::shape(self);
         text += if self.key.is_some() { ", with a key" } else { "" };
         text + if self.wire == Wire::Mlx { ", on MLX's wire" } else { "" }
     }
@@ -220,6 +253,7 @@ impl Options {
             }
             _ => words.push(format!("--ranks {} --connections {}", self.ranks, self.connections)),
         }
+        words.extend(jaccl::words(self));
         words.extend((self.wire == Wire::Mlx).then(|| "--wire mlx".to_string()));
         // Never the key itself: lines like this one end up in logs.
         words.extend(self.key.as_ref().map(|_| "--key".to_string()));
@@ -250,7 +284,7 @@ fn quoted(word: &str) -> String {
 /// The command itself.
 pub(crate) fn main(options: &Options) -> Result<bool> {
     options.validate()?;
-    let program = cargo::build_rank()?;
+    let program = options.program.clone().map_or_else(cargo::build_rank, Ok)?;
     if options.json {
         run(options, &program, None, &mut std::io::stderr())
     } else {
@@ -339,6 +373,7 @@ impl Run<'_> {
                 let second = shifted(&nodes)?;
                 (nodes, second)
             }
+            (None, None) if self.options.transport == Transport::Rdma => return self.start_jaccl(),
             (None, None) => {
                 // Drawn at once, so that the two groups share no port.
                 let mut all = local_nodes(2 * self.options.ranks, self.options.connections, &mut ports::draw)?;
@@ -357,13 +392,24 @@ impl Run<'_> {
         let folder = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;
         let hostfile = write_hostfile(folder.path(), "hosts.json", &nodes)?;
         let second = write_hostfile(folder.path(), "hosts-of-second-group.json", &second)?;
-        let commands: Vec<_> = self.numbers.iter().map(|&rank| self.command(rank, &hostfile, &second)).collect();
+        let ring = |rank: usize| {
+            let mut command = self.command(rank);
+            command.env("MLX_HOSTFILE", &hostfile).env("MLX_RANK", rank.to_string());
+            if self.options.wire == Wire::Mlx {
+                command.env("NUVEC_DISTRIBUTED_WIRE", "mlx");
+            } else {
+                // The operations that nuvec does not have are checked there; MLX's wire has none of them.
+                command.env("NUVEC_RING_TEST_HOSTFILE", &second);
+            }
+            command
+        };
+        let commands: Vec<_> = self.numbers.iter().map(|&rank| ring(rank)).collect();
         self.folder = Some(folder);
         Ranks::start(commands)
     }
 
-    /// The command that runs a rank.
-    fn command(&self, rank: usize, hostfile: &Path, second: &Path) -> Command {
+    /// The command that runs a rank, but for the variables that say where the ranks are.
+    fn command(&self, rank: usize) -> Command {
         let options = self.options;
         let mut words = self.placement.map(|p| p.enter[rank].clone()).unwrap_or_default().into_iter();
         let mut command = match words.next() {
@@ -377,21 +423,20 @@ impl Run<'_> {
         for variable in OTHER_LAUNCHES {
             command.env_remove(variable);
         }
-        command.env_remove("NUVEC_RING_TEST_HOSTFILE");
-        command.env("MLX_HOSTFILE", hostfile).env("MLX_RANK", rank.to_string());
-        command.env("NUVEC_DISTRIBUTED_TIMEOUT", options.timeout().as_secs_f64().to_string());
-        if options.wire == Wire::Mlx {
-            command.env("NUVEC_DISTRIBUTED_WIRE", "mlx");
-        } else {
-            // The operations that nuvec does not have are checked there; MLX's wire has none of them.
-            command.env("NUVEC_RING_TEST_HOSTFILE", second);
+        for variable in ["MLX_HOSTFILE", "NUVEC_RING_TEST_HOSTFILE", "NUVEC_RING_TEST_COORDINATOR"] {
+            command.env_remove(variable);
         }
+        command.env("NUVEC_DISTRIBUTED_TIMEOUT", options.timeout().as_secs_f64().to_string());
         match &self.key {
             Some(key) => command.env("NUVEC_DISTRIBUTED_KEY", key),
             None => command.env_remove("NUVEC_DISTRIBUTED_KEY"),
         };
         if options.fault().is_some() {
             command.args(["loop", "--seed", &self.seed.to_string()]);
+            if options.transport == Transport::Rdma {
+                // Emulated devices take long.
+                command.args(["--elements", "65536"]);
+            }
             return command;
         }
         command.args(["check", "--seed", &self.seed.to_string()]);
@@ -415,44 +460,6 @@ impl Run<'_> {
         }
         command
     }
-}
-
-/// Addresses on this machine for `ranks` ranks of `connections` connections, with ports from `draw`.
-pub(crate) fn local_nodes(
-    ranks: usize,
-    connections: usize,
-    draw: &mut dyn FnMut(usize) -> Result<Vec<u16>>,
-) -> Result<Vec<Vec<String>>> {
-    let ports = draw(ranks * connections)?;
-    Ok(ports.chunks(connections).map(|of_rank| of_rank.iter().map(|p| format!("127.0.0.1:{p}")).collect()).collect())
-}
-
-/// Writes MLX's hostfile.
-pub(crate) fn write_hostfile(folder: &Path, name: &str, nodes: &[Vec<String>]) -> Result<PathBuf> {
-    let path = folder.join(name);
-    std::fs::write(&path, json!(nodes).to_string()).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(path)
-}
-
-/// Reads MLX's hostfile: only as far as is needed here, the ranks themselves validate it.
-fn read_hostfile(path: &Path) -> Result<Vec<Vec<String>>> {
-    let wrong = |why: String| format!("{}: {why}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
-    let value: Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
-    let addresses = |rank: &Value| rank.as_array()?.iter().map(|a| a.as_str().map(String::from)).collect();
-    let nodes = value.as_array().and_then(|ranks| ranks.iter().map(addresses).collect::<Option<Vec<Vec<String>>>>());
-    nodes.filter(|n| !n.is_empty()).ok_or_else(|| wrong("expected a list with a list of \"host:port\" per rank".into()))
-}
-
-/// The same hosts with the second group's ports.
-fn shifted(nodes: &[Vec<String>]) -> Result<Vec<Vec<String>>> {
-    let shift = |address: &String| {
-        let (host, port) = address.rsplit_once(':')?;
-        let port: u16 = port.parse().ok()?;
-        Some(format!("{host}:{}", port.checked_add(SECOND_GROUP)?))
-    };
-    let wrong = |a: &String| format!("{a}: expected host:port with a port below {}", u16::MAX - SECOND_GROUP);
-    nodes.iter().map(|rank| rank.iter().map(|a| shift(a).ok_or_else(|| wrong(a))).collect()).collect()
 }
 
 #[cfg(test)]
@@ -498,9 +505,6 @@ mod tests {
     #[test]
     fn what_this_version_has_not_is_said() {
         let mut options = Options::quick(4, 1);
-        options.transport = Transport::Rdma;
-        assert!(options.validate().unwrap_err().contains("RDMA transport"));
-        options.transport = Transport::Tcp;
         options.wire = Wire::Mlx;
         options.validate().unwrap();
         options.key = Some(String::new());
@@ -545,23 +549,5 @@ mod tests {
         let key = random_key().unwrap();
         assert_eq!(key.len(), 64);
         assert_ne!(key, random_key().unwrap());
-    }
-
-    #[test]
-    fn hostfiles_are_written_as_mlx_reads_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut port = 6000;
-        let nodes = local_nodes(2, 2, &mut |count| {
-            port += 100;
-            Ok((0..count as u16).map(|i| port + i).collect())
-        });
-        let path = write_hostfile(folder.path(), "hosts.json", &nodes.unwrap()).unwrap();
-        let text = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(text, r#"[["127.0.0.1:6100","127.0.0.1:6101"],["127.0.0.1:6102","127.0.0.1:6103"]]"#);
-        assert_eq!(read_hostfile(&path).unwrap().len(), 2);
-        let second = shifted(&[vec!["[fe80::1%en5]:5000".into()]]).unwrap();
-        assert_eq!(second, [["[fe80::1%en5]:6000"]]);
-        assert!(shifted(&[vec!["a:65000".into()]]).is_err());
-        assert!(read_hostfile(folder.path()).is_err());
     }
 }

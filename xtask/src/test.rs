@@ -82,14 +82,15 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     part("build", &mut || {
         // The build of the tests makes the programs that they start too: nothing is built twice.
         let built = cargo::build(&["test", "--no-run", "--profile", "ci", "--workspace"])?;
-        programs = Some((cargo::rank_binary(&built)?, cargo::program(&built, "mixed")?));
+        let (rank, mixed) = (cargo::rank_binary(&built)?, cargo::program(&built, "mixed")?);
+        programs = Some((rank, mixed, rdma_vm::Programs::among(&built)?));
         Ok(Outcome::Passed)
     });
     part("unit, integration and documentation tests", &mut || workspace_tests(&[], &[]));
     if options.exhaustive {
         part("long tests", &mut || workspace_tests(&["--lib", "--bins", "--tests"], &["--ignored"]));
     }
-    if let Some((rank, mixed)) = &programs {
+    if let Some((rank, mixed, of_rdma)) = &programs {
         for (name, run, expected) in rings(options.exhaustive) {
             part(&name, &mut || ring(&run, rank, &expected));
         }
@@ -110,11 +111,11 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
             command.args(options.exhaustive.then_some("--exhaustive"));
             streamed(command, &mut std::io::stdout())
         });
+        part("RDMA in a virtual machine", &mut || match rdma_vm::missing() {
+            Some(needs) => Ok(Outcome::Skipped(needs)),
+            None => captured(|out| rdma_vm::tests(of_rdma, out)),
+        });
     }
-    part("RDMA in a virtual machine", &mut || match rdma_vm::missing() {
-        Some(needs) => Ok(Outcome::Skipped(needs)),
-        None => captured(rdma_vm::tests),
-    });
     println!("took {:.0} s", start.elapsed().as_secs_f64());
     if options.all && tally.skipped > 0 {
         println!("--all: what was left out counts as a failure");

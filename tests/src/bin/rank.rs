@@ -2,16 +2,16 @@
 //! this package's tests, which read its report (`nuvec_distributed_tests::report`).
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use clap::{Args, Parser, Subcommand};
 use nuvec_core::Array;
 use nuvec_core::distributed::{self, Group};
+use nuvec_distributed::Backend;
 use nuvec_distributed_tests::cases::{self, Case, Failure, Ring, Selection};
 use nuvec_distributed_tests::sample::{Sample, hash};
 use nuvec_distributed_tests::{measure, report, second};
-use nuvec_launch_env::WireName;
+use nuvec_launch_env::{LaunchEnv, WireName};
 
 /// One rank of a ring.
 #[derive(Debug, Parser)]
@@ -27,6 +27,9 @@ enum Command {
     /// All-reduce 16 MiB over and over, comparing every sum, until a call fails; then call once more and report both
     /// errors
     Loop {
+        /// How many float32, in place of 16 MiB of them
+        #[arg(long, default_value_t = 4 << 20)]
+        elements: usize,
         /// Where the data's random numbers begin; the same on every rank
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -79,7 +82,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
     let end = match Cli::parse().command {
         Command::Check(options) => check(&options),
-        Command::Loop { seed, limit } => endless(seed, Duration::from_secs(limit)),
+        Command::Loop { elements, seed, limit } => endless(elements, seed, Duration::from_secs(limit)),
     };
     match end {
         Ok(()) => ExitCode::SUCCESS,
@@ -95,32 +98,33 @@ fn main() -> ExitCode {
     }
 }
 
-/// Joins the ring.
-fn join() -> Result<Group, End> {
-    nuvec_distributed::init(true).map_err(|e| End::from(e.to_string()))
+/// What the environment says.
+fn environment() -> Result<LaunchEnv, End> {
+    nuvec_launch_env::read(&|name: &str| std::env::var_os(name)).map_err(|e| End::Error(e.to_string()))
+}
+
+/// Joins the group that the environment describes: JACCL's by its name, so that no other is taken in its place.
+fn join(environment: &LaunchEnv) -> Result<Group, End> {
+    let backend = if environment.jaccl.is_some() { Backend::Jaccl } else { Backend::Ring };
+    nuvec_distributed::init_backend(true, backend).map_err(|e| End::from(e.to_string()))
 }
 
 /// Runs every wanted check, then the measurements.
 fn check(options: &Check) -> Result<(), End> {
-    let environment =
-        nuvec_launch_env::read(&|name: &str| std::env::var_os(name)).map_err(|e| End::Error(e.to_string()))?;
+    let environment = environment()?;
+    let jaccl = environment.jaccl.as_ref();
     let selection = Selection {
         quick: options.quick,
         sizes: options.sizes.clone(),
         only: options.only.clone(),
         mlx_wire: environment.settings.wire == Some(WireName::Mlx),
+        jaccl: jaccl.and_then(|jaccl| jaccl.topology().ok()),
     };
-    let group = join()?;
-    let launch = second::launch().map_err(|e| End::Error(e.to_string()))?;
-    let group_of_second = match &launch {
-        Some((ring, settings)) => Some(Arc::new(second::form(ring, settings).map_err(|e| End::from(e.to_string()))?)),
-        None => None,
-    };
-    let connections = environment.ring.map_or(1, |ring| ring.connections().max(1));
+    let group = join(&environment)?;
+    let of_jaccl = jaccl.and_then(|jaccl| Some(jaccl.devices.first()?.get(1)?.len()));
+    let connections = environment.ring.as_ref().map_or(of_jaccl.unwrap_or(1), |ring| ring.connections().max(1));
     let mut all = cases::cases(group.size(), connections, &selection);
-    if let Some(second) = &group_of_second {
-        all.extend(second::cases(second, options.one_machine, &selection));
-    }
+    all.extend(second::cases(options.one_machine, &selection)?);
     let sizes = measure::sizes(group.size(), &selection);
     if all.is_empty() {
         return Err(End::Error("there is no such check".into()));
@@ -138,7 +142,7 @@ fn check(options: &Check) -> Result<(), End> {
         for operation in measure::OPERATIONS {
             let name = format!("measuring {operation} of {bytes} bytes");
             report::case(&name);
-            if let Err(e) = measure::measure(&ring.group, operation, bytes) {
+            if let Err(e) = measure::measure(&ring.group, operation, bytes, measure::most_calls(&selection)) {
                 report::fail(&name, &e.to_string());
                 return Err(End::Reported);
             }
@@ -178,12 +182,12 @@ fn values(seed: u64, round: u64, rank: usize, size: usize) -> Vec<f32> {
 }
 
 /// All-reduces until a call fails, and reports that error and the next call's. A wrong sum ends it too.
-fn endless(seed: u64, limit: Duration) -> Result<(), End> {
-    let group = join()?;
+fn endless(elements: usize, seed: u64, limit: Duration) -> Result<(), End> {
+    let group = join(&environment()?)?;
     let (rank, size) = (group.rank(), group.size());
     let rounds = [0, 1].map(|round| {
         let own = values(seed, round, rank, size);
-        let data: Vec<f32> = own.iter().copied().cycle().take(4 << 20).collect();
+        let data: Vec<f32> = own.iter().copied().cycle().take(elements).collect();
         let mut sums = vec![0.0; PERIOD];
         for rank in 0..size {
             sums.iter_mut().zip(values(seed, round, rank, size)).for_each(|(sum, value)| *sum += value);

@@ -3,6 +3,7 @@
 mod checks;
 mod death;
 mod examples;
+mod jaccl;
 mod links;
 mod messages;
 mod mlx;

@@ -1,8 +1,9 @@
-//! `--kill`, `--stop` and `--pause`: one rank fails in the middle of a loop of all-reduces, and what the others then do.
+//! `--kill`, `--stop`, `--pause` and `--cut`: one rank fails in the middle of a loop of all-reduces, and what the others then do.
 //!
 //! [`observe`] brings the fault about and gathers what the ranks say; the rest judges it and makes the table.
 
 use std::io::Write;
+use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
@@ -32,6 +33,8 @@ pub(super) enum Fault {
     Stop,
     /// It is stopped for half the time-out.
     Pause,
+    /// The cable of its RDMA device is pulled.
+    Cut,
 }
 
 impl Fault {
@@ -41,12 +44,23 @@ impl Fault {
             Self::Kill => "--kill",
             Self::Stop => "--stop",
             Self::Pause => "--pause",
+            Self::Cut => "--cut",
         }
+    }
+
+    /// Whether the rank lives on.
+    fn is_survived(self) -> bool {
+        matches!(self, Self::Pause | Self::Cut)
     }
 
     /// When survivors must have their errors, counted from the fault.
     fn limit(self, timeout: Duration) -> Duration {
-        if self == Self::Kill { IN_TIME } else { timeout + IN_TIME }
+        match self {
+            Self::Kill => IN_TIME,
+            Self::Stop | Self::Pause => timeout + IN_TIME,
+            // In an emulated machine, where the time-out begins with the last message that was under way.
+            Self::Cut => timeout + 2 * IN_TIME,
+        }
     }
 }
 
@@ -79,7 +93,7 @@ pub(super) fn watch(run: &Run<'_>, ranks: Ranks, out: &mut (dyn Write + Send)) -
     console.line(&format!("ring-test: {}, {} {victim}", run.options.shape(run.size), fault.flag()));
     let Some(observed) = observe(run, fault, victim, ranks, &mut console)? else { return Ok(End::PortTaken) };
     let verdicts: Vec<(usize, Verdict)> = (0..run.size)
-        .filter(|&rank| rank != victim || fault == Fault::Pause)
+        .filter(|&rank| rank != victim || fault.is_survived())
         .map(|rank| (rank, judge(fault, &run.blamed(rank, victim), run.options.timeout(), rank, &observed)))
         .collect();
     let passed = observed.struck_at.is_some() && verdicts.iter().all(|(_, verdict)| verdict.wrong.is_none());
@@ -89,7 +103,7 @@ pub(super) fn watch(run: &Run<'_>, ranks: Ranks, out: &mut (dyn Write + Send)) -
             console.rank_line(rank, run.size, seen.standing().as_bytes());
         }
     } else {
-        let first = if fault == Fault::Pause { "rank     " } else { "survivor " };
+        let first = if fault.is_survived() { "rank     " } else { "survivor " };
         console.line(&format!("{first}  after {:<6} judgement", fault.flag().trim_start_matches('-')));
         for (rank, verdict) in &verdicts {
             let wrong = verdict.wrong.as_deref().unwrap_or("good");
@@ -99,6 +113,7 @@ pub(super) fn watch(run: &Run<'_>, ranks: Ranks, out: &mut (dyn Write + Send)) -
     }
     match (passed, fault) {
         (true, Fault::Pause) => console.line("every rank went on, and every sum was right"),
+        (true, Fault::Cut) => console.line("every rank failed in time and named another"),
         (true, _) if run.options.wire == Wire::Mlx => {
             console.line("every survivor named a neighbour that it lost in time")
         }
@@ -158,6 +173,7 @@ fn observe(
             match fault {
                 Fault::Kill => ranks.kill(victim),
                 Fault::Stop | Fault::Pause => ranks.signal(victim, Signal::STOP),
+                Fault::Cut => cut(victim)?,
             }
             continue_at = (fault == Fault::Pause).then(|| Instant::now() + timeout / 2);
             end = Instant::now() + fault.limit(timeout) + PATIENCE;
@@ -184,6 +200,8 @@ impl Run<'_> {
     /// failure goes round the ring.
     fn blamed(&self, survivor: usize, victim: usize) -> Vec<usize> {
         match self.options.wire {
+            // All can still talk of it, so the first to lose patience may be at either end of the cable.
+            Wire::Native if self.options.cut.is_some() => (0..self.size).filter(|rank| *rank != survivor).collect(),
             Wire::Native => vec![victim],
             Wire::Mlx => vec![(survivor + 1) % self.size, (survivor + self.size - 1) % self.size],
         }
@@ -196,7 +214,7 @@ impl Observed {
         if fault == Fault::Pause {
             return (0..self.ranks.len()).all(|rank| self.went_on(rank));
         }
-        let mut survivors = self.ranks.iter().enumerate().filter(|(rank, _)| *rank != victim);
+        let mut survivors = self.ranks.iter().enumerate().filter(|(rank, _)| *rank != victim || fault.is_survived());
         self.struck_at.is_some() && survivors.all(|(_, seen)| seen.error.is_some() && seen.ended.is_some())
     }
 
@@ -221,6 +239,16 @@ impl Seen {
             (None, Some(error)) => error.text.clone(),
             (None, None) => format!("no error in {} rounds", self.rounds),
         }
+    }
+}
+
+/// Pulls the cable of the device of a rank, by the program that [`rdma_vm`](crate::rdma_vm) has for it.
+fn cut(rank: usize) -> Result<()> {
+    let done = Command::new("rdma-vm-link").args(["cut", &rank.to_string()]).status();
+    match done {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("rdma-vm-link cut {rank}: {}", describe(status))),
+        Err(e) => Err(format!("rdma-vm-link, which only the virtual machine has (cargo xtask rdma-vm): {e}")),
     }
 }
 
