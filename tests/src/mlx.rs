@@ -232,9 +232,7 @@ pub fn is_due(case: &Case, n: usize, which: usize, connections: usize) -> bool {
     let further = (which + rings - (l + d + l / 4) % rings) % rings;
     // The short ones take no time in further rings.
     let its_ring = further.is_multiple_of(4) && (l < SHORT || further == 0);
-    operation == (l + 3 * d) % COLLECTIVES.len()
-        && connections == fewest + (2 * l + d) % choices
-        && its_ring
+    operation == (l + 3 * d) % COLLECTIVES.len() && connections == fewest + (2 * l + d) % choices && its_ring
 }
 
 /// How many of `got` differ from `expected`, as an error that shows the first.
