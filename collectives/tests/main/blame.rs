@@ -39,6 +39,7 @@ fn every_rank_blames_the_one_that_did_not_reach_the_call() {
             assert_eq!(error.kind(), Kind::TimedOut);
             let line = error.to_string();
             assert!(line.contains("is alive but has not reached all_sum #2: it is in no call"), "{line}");
+            assert!(line.contains("raise the time-out"), "{line}");
             assert!(line.contains("where the ranks stand: ") && line.contains(&format!("rank {late} idle")), "{line}");
         }
     };

@@ -278,21 +278,6 @@ fn a_rank_that_leaves_is_named_by_every_survivor() {
 }
 
 #[test]
-fn a_rank_that_never_calls_is_a_time_out_that_names_who_was_waited_for() {
-    let shape = Shape { timeout: Duration::from_millis(300), ..Shape::new(2, 1) };
-    let errors = shape.run(|group| {
-        if group.rank() == 1 {
-            std::thread::sleep(Duration::from_millis(800));
-            return None;
-        }
-        Some(group.all_reduce(&mut [0; 4], DType::F32, Reduction::Sum).expect_err("nobody answers"))
-    });
-    let error = errors[0].as_ref().unwrap();
-    assert_eq!((error.kind(), error.peer().map(|p| p.rank)), (Kind::TimedOut, Some(1)), "{error}");
-    assert!(error.to_string().contains("raise the time-out"), "{error}");
-}
-
-#[test]
 fn misuse_moves_nothing_and_leaves_the_group_as_it_was() {
     Shape::new(2, 1).run(|group| {
         let peer = 1 - group.rank();
