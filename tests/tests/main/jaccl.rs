@@ -1,7 +1,7 @@
 //! JACCL's launch on a machine without RDMA: what a process says, and that none runs alone for want of a device. What
 //! needs devices runs in `cargo xtask rdma-vm`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use nuvec_distributed_tests::harness::{Finished, Ranks};
@@ -38,7 +38,9 @@ fn one_rank_without_a_device_is_a_group_of_one() {
 fn without_the_verbs_library_the_error_has_the_names_that_were_tried() {
     let folder = folder();
     let names = ["libibverbs.so.1", "libibverbs.so"];
-    names.map(|name| folder.path().join(name)).map(|path: PathBuf| std::fs::write(path, "").expect("a file"));
+    for name in names {
+        std::fs::write(folder.path().join(name), "").expect("a file");
+    }
     let path = folder.path().to_str().expect("a path of UTF-8");
     let process = launch(folder.path(), TWO, &[("LD_LIBRARY_PATH", path)]);
     assert!(!process.status.success() && process.said("@done").count() == 0);
