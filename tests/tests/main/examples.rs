@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use nuvec_distributed_tests::harness::{Finished, Ranks};
 use nuvec_distributed_tests::mlx::World;
+use nuvec_distributed_tests::report::is_port_taken;
 use serde_json::Value;
 
 use super::PATIENCE;
@@ -63,7 +64,7 @@ fn launch_with(n: usize, program: &[&str], adjust: impl Fn(&mut Command)) -> Fin
         let mut command = launch_command(n, program);
         adjust(&mut command);
         let finished = Ranks::start([command]).finish(PATIENCE).remove(0);
-        if !finished.lines.iter().any(|line| line.contains("Address already in use")) {
+        if !finished.lines.iter().any(|line| is_port_taken(line)) {
             return finished;
         }
     }

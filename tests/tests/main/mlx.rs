@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nuvec_distributed_tests::harness::{Finished, Hostfile, Ranks, run_ring, start_ring};
 use nuvec_distributed_tests::mlx::{self, Case, Kind, PATIENCE, World};
+use nuvec_distributed_tests::report::is_port_taken;
 
 /// Our rank.
 fn ours() -> &'static Path {
@@ -157,7 +158,7 @@ fn errors_of_a_ring_that_cannot_be(ring: &[Speaks]) -> Vec<String> {
             })
             .collect();
         (0..ring.len()).for_each(|rank| running.kill(rank));
-        if !errors.iter().any(|e| e.contains("Address already in use")) {
+        if !errors.iter().any(|e| is_port_taken(e)) {
             return errors;
         }
     }
@@ -226,7 +227,7 @@ fn launch(world: &World, n: usize, program: &str) -> Finished {
         command.env("TMPDIR", folder.path());
         command.args(["--backend", "ring", "-n", &n.to_string(), "-p", port, "--", program]);
         let finished = Ranks::start([command]).finish(PATIENCE).remove(0);
-        if !finished.lines.iter().any(|line| line.contains("Address already in use")) {
+        if !finished.lines.iter().any(|line| is_port_taken(line)) {
             return finished;
         }
     }
