@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_neighbour_that_takes_the_connection_and_ends_it_may_be_native_and_the_error_says_so() {
-        let timeout = Duration::from_millis(600);
+        let timeout = Duration::from_secs(3);
         let (nodes, mut listeners) = addresses(3, 1);
         let own = listeners.swap_remove(0);
         let right = &listeners[1][0][0];

@@ -136,7 +136,8 @@ fn errors_of_a_ring_that_cannot_be(ring: &[Speaks]) -> Vec<String> {
         let mut running = Ranks::start((0..ring.len()).map(|rank| {
             let mut command = Command::new("env");
             hostfile.apply(&mut command, rank);
-            command.arg("NUVEC_DISTRIBUTED_TIMEOUT=8");
+            // Longer than Python takes to load MLX, several times at once on a busy machine.
+            command.arg("NUVEC_DISTRIBUTED_TIMEOUT=20");
             adjust(rank, &mut command);
             command
         }));
