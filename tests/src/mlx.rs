@@ -229,12 +229,12 @@ pub fn is_due(case: &Case, n: usize, which: usize, connections: usize) -> bool {
     // The fewest connections with so many lanes.
     let fewest = if l < SHORT { 1 } else { ((l - SHORT) / 3).div_ceil(2).max(1) };
     let choices = 4 - fewest;
+    let further = (which + rings - (l + d + l / 4) % rings) % rings;
     operation == (l + 3 * d) % COLLECTIVES.len()
         && connections == fewest + (2 * l + d) % choices
-        && match (which + rings - (l + d + l / 4) % rings) % rings {
-            // The short ones take no time in further rings.
-            further => further.is_multiple_of(4) && (l < SHORT || further == 0),
-        }
+        // The short ones take no time in further rings.
+        && further.is_multiple_of(4)
+        && (l < SHORT || further == 0)
 }
 
 /// How many of `got` differ from `expected`, as an error that shows the first.
