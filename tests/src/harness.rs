@@ -442,9 +442,10 @@ mod tests {
     #[test]
     fn a_ring_that_talks_has_all_the_time_that_it_needs_and_one_that_falls_silent_has_not() {
         let run = |script: &'static str| {
-            run_talking_ring(Path::new("sh"), 1, 1, Duration::from_millis(3000), &|_, command| {
+            let adjust = |_: usize, command: &mut Command| {
                 command.args(["-c", script]);
-            })
+            };
+            run_talking_ring(Path::new("sh"), 1, 1, Duration::from_millis(3000), &adjust)
         };
         let talks = run("for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.6; done");
         assert_eq!(talks[0].lines.len(), 8);

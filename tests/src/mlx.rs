@@ -230,11 +230,9 @@ pub fn is_due(case: &Case, n: usize, which: usize, connections: usize) -> bool {
     let fewest = if l < SHORT { 1 } else { ((l - SHORT) / 3).div_ceil(2).max(1) };
     let choices = 4 - fewest;
     let further = (which + rings - (l + d + l / 4) % rings) % rings;
-    operation == (l + 3 * d) % COLLECTIVES.len()
-        && connections == fewest + (2 * l + d) % choices
-        // The short ones take no time in further rings.
-        && further.is_multiple_of(4)
-        && (l < SHORT || further == 0)
+    // The short ones take no time in further rings.
+    let its_ring = further.is_multiple_of(4) && (l < SHORT || further == 0);
+    operation == (l + 3 * d) % COLLECTIVES.len() && connections == fewest + (2 * l + d) % choices && its_ring
 }
 
 /// How many of `got` differ from `expected`, as an error that shows the first.
