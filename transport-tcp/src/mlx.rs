@@ -24,7 +24,7 @@ use crate::{Address, Options, TcpChannel};
 /// How long a neighbour that has just connected may take to betray that it speaks the native wire, whose dialler speaks
 /// first. What it says later is found when it is received.
 const HELLO: Duration = Duration::from_millis(50);
-/// How long accepting pauses when there is no descriptor for another connection.
+/// How long accepting pauses when there is no descriptor for another connection, and dialling when one has ended.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Joins a ring of MLX ranks (0.32), or of ranks that form as they do: accepts one connection on each of this rank's
@@ -228,25 +228,29 @@ struct Right<'a> {
     deadline: Deadline,
     dial: Option<Dial>,
     made: Vec<Stream>,
+    /// Until when it does not dial, after a connection that ended: who takes connections and drops them is not besieged.
+    paused: Option<Instant>,
     /// Whether a connection ended before the ring had formed.
     has_ended: bool,
 }
 
 impl<'a> Right<'a> {
     fn new(context: &'a Context, deadline: Deadline) -> Self {
-        Self { context, deadline, dial: None, made: Vec::new(), has_ended: false }
+        Self { context, deadline, dial: None, made: Vec::new(), paused: None, has_ended: false }
     }
 
     fn step(&mut self, now: Instant, resolver: &mut Resolver) -> Result<()> {
-        let Self { context, deadline, dial, made, has_ended } = self;
+        let Self { context, deadline, dial, made, paused, has_ended } = self;
         let (right, all) = (context.right(), &context.nodes[context.right()]);
         if made.iter().any(|stream| !stream.is_open()) {
             // A neighbour that began again begins with its first address.
             context.step(format_args!("a connection to the right ended"));
             (*made, *dial) = (Vec::new(), None);
+            *paused = Some(now + PAUSE);
             *has_ended = true;
         }
-        while made.len() < all.len() {
+        *paused = paused.filter(|until| now < *until);
+        while made.len() < all.len() && paused.is_none() {
             let i = made.len();
             let new = || Dial::new(context.peer(right, i), all[i].clone(), None, now, deadline.instant());
             match dial.get_or_insert_with(new).step(now, resolver, &context.identity, &mut Pending::default()) {
@@ -273,7 +277,7 @@ impl<'a> Right<'a> {
     }
 
     fn timer(&self) -> Option<Instant> {
-        self.dial.as_ref().map(Dial::timer)
+        self.paused.or_else(|| self.dial.as_ref().map(Dial::timer))
     }
 
     fn into_channels(self) -> Vec<TcpChannel> {
