@@ -3,8 +3,8 @@
 //! One process per rank, each with its rank and every rank's address:
 //!
 //! ```text
-//! cargo run -p nuvec-collectives --example ring -- 0 127.0.0.1:5000 127.0.0.1:5001
-//! cargo run -p nuvec-collectives --example ring -- 1 127.0.0.1:5000 127.0.0.1:5001
+//! cargo run -p nuvec-collectives --example ring -- 0 127.0.0.1:29500 127.0.0.1:29501
+//! cargo run -p nuvec-collectives --example ring -- 1 127.0.0.1:29500 127.0.0.1:29501
 //! ```
 
 use std::error::Error;

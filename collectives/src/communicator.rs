@@ -137,7 +137,7 @@ impl<F: Fabric> Communicator<F> {
     /// use nuvec_collectives::{Communicator, Options};
     /// use nuvec_transport_tcp::{Address, connect};
     ///
-    /// let nodes = [vec![Address::new("10.0.0.1", 5000)], vec![Address::new("10.0.0.2", 5000)]];
+    /// let nodes = [vec![Address::new("10.0.0.1", 29500)], vec![Address::new("10.0.0.2", 29500)]];
     /// let group =
     ///     Communicator::form(Options::default(), |handler| connect(&nodes, 0, &Default::default(), handler))?;
     /// group.barrier()?;

@@ -484,15 +484,14 @@ mod tests {
 
     #[test]
     fn a_ring_starts_again_though_the_others_would_wait_for_the_rank_whose_port_was_taken() {
-        let count = tempfile::NamedTempFile::new().expect("a file");
-        let path = count.path().to_path_buf();
-        let script = r#"[ "$MLX_RANK" = 1 ] || { [ $(wc -l < "$COUNT") -lt 2 ] && exec sleep 60; exit 0; }
-            echo x >> "$COUNT"; [ $(wc -l < "$COUNT") -lt 2 ] && exit 98; exit 0"#;
+        let folder = tempfile::tempdir().expect("a folder");
+        // Each rank counts its starts. Rank 1's first fails once rank 0 waits.
+        let script = r#"[ "$MLX_RANK" = 0 ] || until [ -s 0 ]; do sleep 0.05; done
+            echo x >> "$MLX_RANK"; [ $(wc -l < "$MLX_RANK") -lt 2 ] || exit 0
+            [ "$MLX_RANK" = 1 ] && exit 98; exec sleep 60"#;
         let start = Instant::now();
-        let finished = run_ring(Path::new("sh"), 2, 1, Duration::from_secs(120), &move |rank, command| {
-            // Rank 0 looks once rank 1 has written.
-            let wait = if rank == 0 { "sleep 1; " } else { "" };
-            command.args(["-c", &format!("{wait}{script}")]).env("COUNT", &path);
+        let finished = run_ring(Path::new("sh"), 2, 1, Duration::from_secs(120), &|_, command| {
+            command.args(["-c", script]).current_dir(folder.path());
         });
         assert!(finished.iter().all(|rank| rank.status.success()) && start.elapsed() < Duration::from_secs(50));
     }

@@ -11,8 +11,8 @@ use serde_json::json;
 
 use crate::harness::{Finished, run_talking_ring};
 
-/// The release whose ring ours follows.
-const MLX: &str = "mlx[cpu]==0.32.4";
+/// The release whose ring ours follows. `cargo xtask bench` measures the same, in the same environment.
+const MLX: &str = "0.32.4";
 /// Where the data of the cases begin.
 pub const SEED: u64 = 20_261_201;
 /// Longer than any one thing takes on a busy machine. An operation of MLX may wait for ever.
@@ -36,7 +36,7 @@ impl World {
     /// A virtual environment with MLX in `folder`, made on first need, which takes the network; `ours` is our rank. An
     /// error says what is missing.
     pub fn new(folder: &Path, ours: &Path) -> Result<Self, String> {
-        let environment = folder.join("mlx-0.32.4");
+        let (environment, package) = (folder.join(format!("mlx-{MLX}")), format!("mlx[cpu]=={MLX}"));
         let (python, whole) = (environment.join("bin/python"), environment.join("whole"));
         std::fs::create_dir_all(folder).map_err(|e| format!("a folder {} ({e})", folder.display()))?;
         let lock = std::fs::File::create(folder.join("mlx.lock")).map_err(|e| format!("a lock file ({e})"))?;
@@ -44,9 +44,9 @@ impl World {
         if !whole.exists() {
             run(Path::new("python3"), &["-m", "venv", "--clear", &environment.display().to_string()])
                 .map_err(|e| format!("Python 3 with venv (Debian: python3-venv): {e}"))?;
-            run(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", MLX])
-                .map_err(|e| format!("{MLX} from PyPI: {e}"))?;
-            run(&python, &["-c", "import mlx.core"]).map_err(|e| format!("an {MLX} that runs here: {e}"))?;
+            run(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", &package])
+                .map_err(|e| format!("{package} from PyPI: {e}"))?;
+            run(&python, &["-c", "import mlx.core"]).map_err(|e| format!("an {package} that runs here: {e}"))?;
             std::fs::write(&whole, "").map_err(|e| format!("a file ({e})"))?;
         }
         Ok(Self { python, ours: ours.to_path_buf(), calm: None })

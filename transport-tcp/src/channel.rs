@@ -86,8 +86,10 @@ pub(crate) fn begins_native(stream: &Stream) -> io::Result<Option<bool>> {
 
 /// Refuses a peer that speaks the native wire on `stream` to a rank that speaks MLX's: tells it, and is the error.
 pub(crate) fn refuse_native(stream: &Stream, peer: &Peer) -> Error {
-    // What is not read would reset the connection, and the answer might be lost. It waits for one before it sends more.
-    while matches!(stream.recv(&mut [0; 1024]), Ok(Some(1..))) {}
+    // What is not read would reset the connection, and the answer might be lost. A rank of ours waits for one before it
+    // sends more; a stranger might never end.
+    let mut rest = [0; 1024];
+    let _ = (0..16).all(|_| matches!(stream.recv(&mut rest), Ok(Some(1..))));
     // To a dialler of the native wire, anything but its own magic means that. It may have gone.
     let _ = stream.send(&[IoSlice::new(NOT_NATIVE)]);
     Error::new(Kind::Mismatch, "speaks nuvec's native wire, not MLX's")

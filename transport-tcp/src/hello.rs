@@ -59,7 +59,7 @@ pub(crate) fn nonce() -> Result<[u8; 32]> {
 }
 
 /// What both sides say of a peer that does not begin with the magic.
-const NOT_NUVEC: &str = "does not speak nuvec's protocol; is it MLX?";
+const NOT_NUVEC: &str = "does not speak nuvec's protocol; is it MLX? or another program at that port?";
 /// What both sides say of a peer that begins as nuvec does and goes on as it does not.
 const MALFORMED: &str = "sent a hello that nuvec's protocol does not allow";
 /// What an owner of a connection that read more than it was asked for is told.

@@ -24,7 +24,7 @@ use crate::{Address, Options, TcpChannel};
 /// How long a neighbour that has just connected may take to betray that it speaks the native wire, whose dialler speaks
 /// first. What it says later is found when it is received.
 const HELLO: Duration = Duration::from_millis(50);
-/// How long accepting pauses when there is no descriptor for another connection.
+/// How long accepting pauses when there is no descriptor for another connection, and dialling when one has ended.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Joins a ring of MLX ranks (0.32), or of ranks that form as they do: accepts one connection on each of this rank's
@@ -90,15 +90,12 @@ fn missing(context: &Context, left: &Left<'_>, right: &Right<'_>, now: Instant) 
     let seconds = context.options.timeout.as_secs_f64();
     let absent = left.slots.iter().position(|slot| slot.accepted.is_none());
     let absent = absent.map(|i| (context.peer(context.left(), i), &context.nodes[context.rank][i]));
-    let to_right = right.dial.as_ref().map(|dial| match right.ended {
-        0 => dial.error(now),
-        _ => Error::new(Kind::TimedOut, format!("did not stay connected for {seconds:.1} s"))
+    let to_right = right.dial.as_ref().map(|dial| match right.has_ended {
+        false => dial.error(now),
+        true => Error::new(Kind::TimedOut, format!("did not stay connected for {seconds:.1} s"))
             .with_peer(&context.peer(context.right(), right.made.len())),
     });
-    let from_left = match left.ended {
-        0 => "connected",
-        _ => "stayed connected",
-    };
+    let from_left = if left.has_ended { "stayed connected" } else { "connected" };
     let error = match (to_right, absent) {
         (Some(error), Some((peer, own))) => {
             let what = format!("{}; nor has {peer} {from_left} to {own}", error.what());
@@ -110,7 +107,7 @@ fn missing(context: &Context, left: &Left<'_>, right: &Right<'_>, now: Instant) 
         }
         (None, None) => context.error(Kind::TimedOut, format!("the ring did not form in {seconds:.1} s")),
     };
-    if left.ended + right.ended == 0 {
+    if !left.has_ended && !right.has_ended {
         return error;
     }
     error.with_advice(
@@ -124,8 +121,8 @@ struct Left<'a> {
     context: &'a Context,
     slots: Vec<Slot>,
     paused: Option<Instant>,
-    /// How many connections ended before the ring had formed.
-    ended: u64,
+    /// Whether a connection ended before the ring had formed.
+    has_ended: bool,
 }
 
 /// One of this rank's addresses.
@@ -145,7 +142,7 @@ struct Accepted {
 impl<'a> Left<'a> {
     fn new(context: &'a Context, listeners: Vec<Vec<Listening>>) -> Self {
         let slots = listeners.into_iter().map(|listeners| Slot { listeners, accepted: None });
-        Self { context, slots: slots.collect(), paused: None, ended: 0 }
+        Self { context, slots: slots.collect(), paused: None, has_ended: false }
     }
 
     /// Takes one connection per address: the first that does not end at once.
@@ -155,7 +152,7 @@ impl<'a> Left<'a> {
             if slot.accepted.as_ref().is_some_and(|a| !a.stream.is_open()) {
                 self.context.step(format_args!("connection {i} from the left ended"));
                 slot.accepted = None;
-                self.ended += 1;
+                self.has_ended = true;
             }
             if slot.accepted.is_none() && self.paused.is_none() {
                 match slot.accept() {
@@ -231,25 +228,29 @@ struct Right<'a> {
     deadline: Deadline,
     dial: Option<Dial>,
     made: Vec<Stream>,
-    /// How often connections ended before the ring had formed.
-    ended: u64,
+    /// Until when it does not dial, after a connection that ended: who takes connections and drops them is not besieged.
+    paused: Option<Instant>,
+    /// Whether a connection ended before the ring had formed.
+    has_ended: bool,
 }
 
 impl<'a> Right<'a> {
     fn new(context: &'a Context, deadline: Deadline) -> Self {
-        Self { context, deadline, dial: None, made: Vec::new(), ended: 0 }
+        Self { context, deadline, dial: None, made: Vec::new(), paused: None, has_ended: false }
     }
 
     fn step(&mut self, now: Instant, resolver: &mut Resolver) -> Result<()> {
-        let Self { context, deadline, dial, made, ended } = self;
+        let Self { context, deadline, dial, made, paused, has_ended } = self;
         let (right, all) = (context.right(), &context.nodes[context.right()]);
         if made.iter().any(|stream| !stream.is_open()) {
             // A neighbour that began again begins with its first address.
             context.step(format_args!("a connection to the right ended"));
             (*made, *dial) = (Vec::new(), None);
-            *ended += 1;
+            *paused = Some(now + PAUSE);
+            *has_ended = true;
         }
-        while made.len() < all.len() {
+        *paused = paused.filter(|until| now < *until);
+        while made.len() < all.len() && paused.is_none() {
             let i = made.len();
             let new = || Dial::new(context.peer(right, i), all[i].clone(), None, now, deadline.instant());
             match dial.get_or_insert_with(new).step(now, resolver, &context.identity, &mut Pending::default()) {
@@ -276,7 +277,7 @@ impl<'a> Right<'a> {
     }
 
     fn timer(&self) -> Option<Instant> {
-        self.dial.as_ref().map(Dial::timer)
+        self.paused.or_else(|| self.dial.as_ref().map(Dial::timer))
     }
 
     fn into_channels(self) -> Vec<TcpChannel> {
@@ -383,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_neighbour_that_takes_the_connection_and_ends_it_may_be_native_and_the_error_says_so() {
-        let timeout = Duration::from_millis(600);
+        let timeout = Duration::from_secs(3);
         let (nodes, mut listeners) = addresses(3, 1);
         let own = listeners.swap_remove(0);
         let right = &listeners[1][0][0];

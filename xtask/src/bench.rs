@@ -114,7 +114,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     // The profile of a program that somebody uses; it needs neither nuvec nor what the tests have built.
     let examples = ["--example", "bench_rank", "--example", "kernels"];
     let built = cargo::build(&[&["build", "--release", "-p", "nuvec-collectives"][..], &examples].concat())?;
-    let ours = program(&built, "bench_rank")?;
+    let ours = cargo::program(&built, "bench_rank")?;
     let target = target_directory(&ours).to_path_buf();
     let mut sides = vec![Side::Ours { program: ours }];
     let mut left_out = Vec::new();
@@ -132,7 +132,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     let mut document = figures.json(&sides);
     document["left_out"] = json!(left_out);
     if options.only.contains(&Part::Kernels) {
-        match kernels::measure(&program(&built, "kernels")?) {
+        match kernels::measure(&cargo::program(&built, "kernels")?) {
             Ok((kernels, table)) => {
                 println!("{table}");
                 document["kernels"] = kernels;
@@ -165,9 +165,8 @@ fn again_with_plots() -> Result<bool> {
 }
 
 /// Two ranks and two sizes, without peers or with MLX if its environment is there already: for [`crate::test`], which wants
-/// to know that this command works and not how fast anything is. The rank program is the example beside the program `rank`:
-/// cargo makes both for the tests.
-pub(crate) fn check(rank: &Path, out: &mut (dyn Write + Send)) -> Result<bool> {
+/// to know that this command works and not how fast anything is. `program` is `bench_rank`, built with any profile.
+pub(crate) fn check(program: PathBuf, out: &mut (dyn Write + Send)) -> Result<bool> {
     let options = Options {
         against: Vec::new(),
         ranks: vec![2],
@@ -179,7 +178,6 @@ pub(crate) fn check(rank: &Path, out: &mut (dyn Write + Send)) -> Result<bool> {
         plot: None,
         deadline: 300,
     };
-    let program = rank.with_file_name("examples").join("bench_rank");
     let mlx = sides::mlx_if_there(target_directory(&program));
     let sides: Vec<_> = [Side::Ours { program }].into_iter().chain(mlx).collect();
     let (figures, good) = measure(&options, &sides, out)?;
@@ -189,12 +187,6 @@ pub(crate) fn check(rank: &Path, out: &mut (dyn Write + Send)) -> Result<bool> {
         let _ = writeln!(out, "some of the figures are missing: {}", figures.json(&sides));
     }
     Ok(good && complete)
-}
-
-/// The program of this name among those that cargo built.
-fn program(built: &[cargo::Executable], name: &str) -> Result<PathBuf> {
-    let found = built.iter().find(|e| e.name == name && !e.test);
-    Ok(found.ok_or_else(|| format!("cargo built no program {name:?}"))?.path.clone())
 }
 
 /// Cargo's target directory, from the path of an example in it: `target/release/examples/x`.

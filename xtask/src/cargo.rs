@@ -102,20 +102,15 @@ fn executable(line: &str) -> Option<Executable> {
     })
 }
 
-/// The rank binary among `executables`.
-pub(crate) fn rank_binary(executables: &[Executable]) -> Result<PathBuf> {
-    program(executables, "rank")
-}
-
 /// The program `name` among `executables`.
 pub(crate) fn program(executables: &[Executable], name: &str) -> Result<PathBuf> {
     let program = executables.iter().find(|e| e.name == name && !e.test);
-    Ok(program.ok_or_else(|| format!("cargo built no program {name:?}"))?.path.clone())
+    program.map(|e| e.path.clone()).ok_or_else(|| format!("cargo built no program {name:?}"))
 }
 
 /// Builds the rank binary alone, and returns where it is.
 pub(crate) fn build_rank() -> Result<PathBuf> {
-    rank_binary(&build(&["build", "--profile", "ci", "-p", "nuvec-distributed-tests", "--bin", "rank"])?)
+    program(&build(&["build", "--profile", "ci", "-p", "nuvec-distributed-tests", "--bin", "rank"])?, "rank")
 }
 
 #[cfg(test)]
@@ -137,7 +132,8 @@ mod tests {
         assert_eq!(executable(line), Some(rank.clone()));
         assert_eq!(executable(&line.replace("\"/t/rank\"", "null")), None);
         assert_eq!(executable(r#"{"reason":"build-finished","success":true}"#), None);
-        assert_eq!(rank_binary(&[rank]).unwrap(), PathBuf::from("/t/rank"));
-        assert!(rank_binary(&[]).is_err());
+        let harness = Executable { test: true, path: "/t/rank-tests".into(), ..rank.clone() };
+        assert_eq!(program(&[harness.clone(), rank], "rank"), Ok("/t/rank".into()));
+        assert!(program(&[harness], "rank").is_err());
     }
 }

@@ -35,6 +35,10 @@ pub(crate) fn main() -> Result<bool> {
         let mut doc = cargo::cargo(&["doc", "--profile", "ci", "--workspace", "--no-deps", "--all-features"]);
         cargo::run(doc.args(flag).env("RUSTDOCFLAGS", "-D warnings"))
     });
+    // Nothing else builds what is behind this feature.
+    step("bench --plot", &mut || {
+        cargo::run(&mut cargo::cargo(&["test", "--profile", "ci", "-p", "xtask", "--features", "plot", "bench::plot"]))
+    });
     // What a user types first, without any flag of ours.
     step("plain cargo build", &mut || cargo::run(&mut cargo::cargo(&["build"])));
     step("test --all", &mut || test::main(&test::Options { all: true, exhaustive: false }));

@@ -260,7 +260,10 @@ pub(crate) mod tests {
         let mut ranks = Ranks::start([shell(0, "while :; do echo here; sleep 0.02; done")]).unwrap();
         assert!(ranks.next(Duration::from_secs(10)).is_some());
         ranks.signal(0, Signal::STOP);
-        while ranks.next(Duration::from_millis(500)).is_some() {}
+        let start = Instant::now();
+        while ranks.next(Duration::from_millis(500)).is_some() {
+            assert!(start.elapsed() < Duration::from_secs(20), "it goes on");
+        }
         ranks.signal(0, Signal::CONT);
         assert!(ranks.next(Duration::from_secs(10)).is_some());
     }

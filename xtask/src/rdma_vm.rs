@@ -73,7 +73,7 @@ impl Programs {
     pub(crate) fn among(executables: &[cargo::Executable]) -> Result<Self> {
         Ok(Self {
             xtask: std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?,
-            rank: cargo::rank_binary(executables)?,
+            rank: cargo::program(executables, "rank")?,
             conformance: cargo::program(executables, "conformance")?,
         })
     }

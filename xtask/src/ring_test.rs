@@ -21,7 +21,7 @@ use self::faults::Fault;
 pub(crate) use self::hostfile::{local_nodes, write_hostfile};
 use self::hostfile::{read_hostfile, shifted};
 use crate::ranks::Ranks;
-use crate::{Result, cargo, ports};
+use crate::{Result, cargo, ports, units};
 
 /// How often a ring is started again because a port was taken.
 const ATTEMPTS: usize = 5;
@@ -70,7 +70,7 @@ pub(crate) struct Options {
     #[arg(long)]
     pub(crate) quick: bool,
     /// Check and measure these sizes in bytes (such as 8,64K,1M) in place of the built-in ones
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = bytes)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = units::bytes)]
     pub(crate) sizes: Vec<u64>,
     /// Print the result as JSON; everything else goes to standard error
     #[arg(long)]
@@ -151,19 +151,6 @@ pub(crate) fn count(text: &str) -> Result<usize> {
 fn seconds(text: &str) -> Result<Duration> {
     let seconds = text.parse().ok().filter(|&s: &f64| s > 0.0);
     seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).ok_or_else(|| "expected seconds above 0".into())
-}
-
-/// A number of bytes: `8`, `64K`, `16M`, `1G`, in powers of 1024.
-fn bytes(text: &str) -> Result<u64> {
-    let (digits, shift) = match text.char_indices().next_back() {
-        Some((at, 'k' | 'K')) => (&text[..at], 10),
-        Some((at, 'm' | 'M')) => (&text[..at], 20),
-        Some((at, 'g' | 'G')) => (&text[..at], 30),
-        _ => (text, 0),
-    };
-    let wrong = || "expected bytes, such as 8, 64K or 1M, below 1024G".to_string();
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number.checked_mul(1 << shift).filter(|&bytes| bytes < 1 << 40).ok_or_else(wrong)
 }
 
 impl Options {
@@ -492,14 +479,6 @@ mod tests {
         let mut out = Vec::new();
         let end = watch(&run, ranks, &mut out).unwrap();
         (end, String::from_utf8(out).unwrap())
-    }
-
-    #[test]
-    fn sizes_have_suffixes_and_limits() {
-        assert_eq!([bytes("8"), bytes("64K"), bytes("3m"), bytes("0")].map(Result::unwrap), [8, 65536, 3 << 20, 0]);
-        for wrong in ["", "K", "-1", "1.5M", "8B", "99999999999G", "2048G"] {
-            assert!(bytes(wrong).is_err(), "{wrong}");
-        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::error::Error;
 use nuvec_collectives::{Communicator, DType, Options, Reduction};
 use nuvec_transport_tcp::{Address, TcpFabric, connect};
 
-use measure::{Group, Operation};
+use measure::Operation;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plan = measure::plan(arguments)?;
     measure::run(&plan, || {
         let form = |handler| connect(&nodes, rank, &Default::default(), handler);
-        Ok(Bytes { group: Communicator::form(Options::default(), form)?, data: Vec::new(), gathered: Vec::new() })
+        Ok(Group { ranks: Communicator::form(Options::default(), form)?, data: Vec::new(), gathered: Vec::new() })
     })
 }
 
@@ -33,23 +33,24 @@ fn nodes(text: &str) -> Result<Vec<Vec<Address>>, Box<dyn Error>> {
     text.split(';').map(|rank| rank.split(',').map(address).collect()).collect()
 }
 
-/// The collectives, in place where they can be.
-struct Bytes {
-    group: Communicator<TcpFabric>,
+/// This rank and the others, with what their calls work on.
+struct Group {
+    ranks: Communicator<TcpFabric>,
     data: Vec<u8>,
     gathered: Vec<u8>,
 }
 
-impl Group for Bytes {
+impl Group {
     fn rank(&self) -> usize {
-        self.group.rank()
+        self.ranks.rank()
     }
 
     fn size(&self) -> usize {
-        self.group.size()
+        self.ranks.size()
     }
 
-    fn prepare(&mut self, operation: Operation, bytes: usize) -> Result<(), Box<dyn Error>> {
+    /// Makes arrays of `bytes` bytes for calls of `operation`.
+    fn prepare(&mut self, operation: Operation, bytes: usize) {
         // The last measurement's memory goes first.
         (self.data, self.gathered) = (Vec::new(), Vec::new());
         // Zeros: what is added does not change the time, and sums do not grow. Written, so that every page is there.
@@ -58,28 +59,28 @@ impl Group for Bytes {
         if operation == Operation::AllGather {
             self.gathered = vec![0; bytes * self.size()];
         }
-        Ok(())
     }
 
     fn all_reduce(&mut self) -> Result<(), Box<dyn Error>> {
-        Ok(self.group.all_reduce(&mut self.data, DType::F32, Reduction::Sum)?)
+        Ok(self.ranks.all_reduce(&mut self.data, DType::F32, Reduction::Sum)?)
     }
 
     fn all_gather(&mut self) -> Result<(), Box<dyn Error>> {
-        Ok(self.group.all_gather(&self.data, &mut self.gathered)?)
+        Ok(self.ranks.all_gather(&self.data, &mut self.gathered)?)
     }
 
     fn send(&mut self, to: usize) -> Result<(), Box<dyn Error>> {
-        Ok(self.group.send(to, &self.data)?)
+        Ok(self.ranks.send(to, &self.data)?)
     }
 
     fn recv(&mut self, from: usize) -> Result<(), Box<dyn Error>> {
-        Ok(self.group.recv(from, &mut self.data)?)
+        Ok(self.ranks.recv(from, &mut self.data)?)
     }
 
+    /// The least of every rank's `x`.
     fn least(&mut self, x: f32) -> Result<f32, Box<dyn Error>> {
         let mut bytes = x.to_ne_bytes();
-        self.group.all_reduce(&mut bytes, DType::F32, Reduction::Min)?;
+        self.ranks.all_reduce(&mut bytes, DType::F32, Reduction::Min)?;
         Ok(f32::from_ne_bytes(bytes))
     }
 }

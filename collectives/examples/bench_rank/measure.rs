@@ -1,4 +1,4 @@
-//! What a rank of `cargo xtask bench` measures, whatever it measures: the plan, the calls, and the lines that it prints.
+//! What a rank of `cargo xtask bench` measures: the plan, the calls, and the lines that it prints.
 //!
 //! A measurement is `OPERATION:BYTES:WARM-UPS:CALLS`, the same on every rank: so many calls, or as many (at least 3) as the
 //! ranks agree to do in [`ENOUGH`] after the warm-ups. Each rank prints one line,
@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
+
+use crate::Group;
 
 /// How long a measurement lasts, about.
 const ENOUGH: Duration = Duration::from_millis(300);
@@ -39,20 +41,6 @@ pub(crate) struct Measurement {
     calls: usize,
 }
 
-/// What is measured: a group of this rank and the others.
-pub(crate) trait Group {
-    fn rank(&self) -> usize;
-    fn size(&self) -> usize;
-    /// Makes arrays of `bytes` bytes for calls of `operation`.
-    fn prepare(&mut self, operation: Operation, bytes: usize) -> Result<(), Box<dyn Error>>;
-    fn all_reduce(&mut self) -> Result<(), Box<dyn Error>>;
-    fn all_gather(&mut self) -> Result<(), Box<dyn Error>>;
-    fn send(&mut self, to: usize) -> Result<(), Box<dyn Error>>;
-    fn recv(&mut self, from: usize) -> Result<(), Box<dyn Error>>;
-    /// The least of every rank's `x`.
-    fn least(&mut self, x: f32) -> Result<f32, Box<dyn Error>>;
-}
-
 /// The measurements of a command line.
 pub(crate) fn plan(arguments: impl Iterator<Item = String>) -> Result<Vec<Measurement>, Box<dyn Error>> {
     arguments.map(|text| measurement(&text).ok_or_else(|| format!("{text}: no measurement").into())).collect()
@@ -72,9 +60,9 @@ fn measurement(text: &str) -> Option<Measurement> {
 }
 
 /// Forms a group, makes every measurement with it, and prints the lines.
-pub(crate) fn run<G: Group>(
+pub(crate) fn run(
     plan: &[Measurement],
-    form: impl FnOnce() -> Result<G, Box<dyn Error>>,
+    form: impl FnOnce() -> Result<Group, Box<dyn Error>>,
 ) -> Result<(), Box<dyn Error>> {
     let start = getrusage(UsageWho::RUSAGE_SELF)?;
     let mut group = form()?;
@@ -89,10 +77,10 @@ pub(crate) fn run<G: Group>(
 }
 
 /// The median time of a call, and the CPU time of an average one.
-fn measure(group: &mut impl Group, measurement: &Measurement) -> Result<(Duration, Duration), Box<dyn Error>> {
+fn measure(group: &mut Group, measurement: &Measurement) -> Result<(Duration, Duration), Box<dyn Error>> {
     let &Measurement { operation, bytes, warm_ups, calls } = measurement;
     let late = operation == Operation::Wait && group.rank() + 1 == group.size();
-    group.prepare(operation, if operation == Operation::Wait { 8 } else { bytes })?;
+    group.prepare(operation, if operation == Operation::Wait { 8 } else { bytes });
     // One call of many warm-ups that took long, since the other rank was not there yet, does not count.
     let usual = median(&mut times(group, operation, warm_ups, Duration::ZERO)?);
     let calls = agree(group, usual, calls)?;
@@ -107,7 +95,7 @@ fn measure(group: &mut impl Group, measurement: &Measurement) -> Result<(Duratio
 
 /// The times of `calls` calls, each begun `late`.
 fn times(
-    group: &mut impl Group,
+    group: &mut Group,
     operation: Operation,
     calls: usize,
     late: Duration,
@@ -130,12 +118,12 @@ fn median(times: &mut [Duration]) -> Duration {
 }
 
 /// How many calls to make when one takes about `once` here and at most `most` are wanted: the same on every rank.
-fn agree(group: &mut impl Group, once: Duration, most: usize) -> Result<usize, Box<dyn Error>> {
+fn agree(group: &mut Group, once: Duration, most: usize) -> Result<usize, Box<dyn Error>> {
     let mine = (ENOUGH.as_secs_f32() / once.as_secs_f32().max(1e-9)).clamp(3.0, 1e4).round();
     Ok(most.min(group.least(mine)? as usize))
 }
 
-fn call(group: &mut impl Group, operation: Operation) -> Result<(), Box<dyn Error>> {
+fn call(group: &mut Group, operation: Operation) -> Result<(), Box<dyn Error>> {
     match operation {
         Operation::AllReduce | Operation::Wait => group.all_reduce(),
         Operation::AllGather => group.all_gather(),

@@ -14,7 +14,7 @@ fn sum(group: &Group) -> Result<(), nuvec_transport::Error> {
 }
 
 fn short(n: usize) -> Shape {
-    Shape { timeout: Duration::from_secs(1), ..Shape::new(n, 1) }
+    Shape { timeout: Duration::from_secs(3), ..Shape::new(n, 1) }
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn a_receive_from_a_rank_in_a_collective_names_that_call() {
 
 #[test]
 fn another_thread_sees_in_which_call_a_rank_hangs_waiting_for_whom() {
-    let groups = Shape { timeout: Duration::from_secs(3), ..Shape::new(2, 1) }.form();
+    let groups = Shape::new(2, 1).form();
     std::thread::scope(|scope| {
         let hanging = scope.spawn(|| sum(&groups[0]));
         let start = Instant::now();
@@ -84,7 +84,7 @@ fn another_thread_sees_in_which_call_a_rank_hangs_waiting_for_whom() {
             if status[0].calls.first().is_some_and(|call| !call.waits_for.is_empty()) {
                 break status;
             }
-            assert!(start.elapsed() < Duration::from_secs(2), "{status:?}");
+            assert!(start.elapsed() < Duration::from_secs(10), "{status:?}");
             std::thread::sleep(Duration::from_millis(5));
         };
         let call = &status[0].calls[0];

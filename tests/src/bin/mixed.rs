@@ -109,16 +109,16 @@ fn run(cli: &Cli) -> Result<(), String> {
             scope.spawn(|| work.take_turns());
         }
     });
-    let state = work.state.lock().unwrap_or_else(|e| e.into_inner());
-    let (mixed, seconds) =
-        (work.rings.iter().filter(|ring| !ring.is_reference()).count(), state.start.elapsed().as_secs());
+    let state = work.state();
     if !state.errors.is_empty() {
         return Err(state.errors.join("\n"));
     }
+    let mixed = work.rings.iter().filter(|ring| !ring.is_reference()).count();
     println!(
-        "{mixed} mixed rings beside {} of MLX alone: MLX's bits in all {} cases; {seconds} s",
+        "{mixed} mixed rings beside {} of MLX alone: MLX's bits in all {} cases; {} s",
         work.rings.len() - mixed,
-        state.compared
+        state.compared,
+        state.start.elapsed().as_secs()
     );
     Ok(())
 }

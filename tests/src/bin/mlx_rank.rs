@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use nuvec_collectives::{DType, MlxRing, Reduction};
 use nuvec_core::distributed;
 use nuvec_core::{Array, Complex64, bf16, f16};
-use nuvec_distributed_tests::report::PORT_TAKEN;
+use nuvec_distributed_tests::report::{PORT_TAKEN, is_port_taken};
 use nuvec_distributed_tests::sample::{Sample, hash};
 use nuvec_transport_tcp::{self as tcp, Address, TcpChannel};
 
@@ -54,14 +54,18 @@ fn main() -> ExitCode {
     };
     let Err(e) = result else { return ExitCode::SUCCESS };
     println!("@error {e}");
-    // The errno's text is all that is left of it in an error that came through nuvec.
-    ExitCode::from(if e.to_string().contains("Address already in use") { PORT_TAKEN } else { 1 })
+    ExitCode::from(if is_port_taken(&e.to_string()) { PORT_TAKEN } else { 1 })
+}
+
+/// Every rank's addresses and this rank's number, as MLX's environment has them.
+fn place() -> Result<(Vec<Vec<String>>, usize), Failure> {
+    let nodes = serde_json::from_slice(&std::fs::read(std::env::var("MLX_HOSTFILE")?)?)?;
+    Ok((nodes, std::env::var("MLX_RANK")?.parse()?))
 }
 
 /// Joins the ring of MLX's environment on the bare transport.
 fn ring() -> Result<MlxRing<TcpChannel>, Failure> {
-    let nodes: Vec<Vec<String>> = serde_json::from_slice(&std::fs::read(std::env::var("MLX_HOSTFILE")?)?)?;
-    let rank = std::env::var("MLX_RANK")?.parse()?;
+    let (nodes, rank) = place()?;
     let address = |text: &String| {
         let (host, port) = text.rsplit_once(':').ok_or("an address has a port")?;
         Ok::<_, Failure>(Address::new(host, port.parse()?))
@@ -90,8 +94,7 @@ fn cases(
 ) -> Result<(), Failure> {
     println!("@joined");
     let all: Vec<(usize, String, String, usize)> = serde_json::from_slice(&std::fs::read(file)?)?;
-    let rank = std::env::var("MLX_RANK")?.parse()?;
-    let nodes: Vec<Vec<String>> = serde_json::from_slice(&std::fs::read(std::env::var("MLX_HOSTFILE")?)?)?;
+    let (nodes, rank) = place()?;
     let mut data = Data { block: block(seed, rank), runs: HashMap::new() };
     for (number, operation, dtype, elements) in all {
         let dtype = DType::ALL.into_iter().find(|d| d.name() == dtype).ok_or("no such dtype")?;
@@ -239,8 +242,7 @@ fn endless() -> Result<(), Failure> {
 }
 
 fn limits() -> Result<(), Failure> {
-    let nodes: Vec<Vec<String>> = serde_json::from_slice(&std::fs::read(std::env::var("MLX_HOSTFILE")?)?)?;
-    let rank: usize = std::env::var("MLX_RANK")?.parse()?;
+    let (nodes, rank) = place()?;
     let options = nuvec_distributed::Options::default().wire(nuvec_distributed::Wire::Mlx);
     let e = nuvec_distributed::connect(&nodes, rank, &options.clone().key([7; 32])).map(drop).err();
     println!("@key {}", e.map(|e| e.to_string()).unwrap_or_default());

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use nuvec_distributed_tests::harness::{Finished, Hostfile, Ranks, run_ring, start_ring};
 use nuvec_distributed_tests::mlx::{self, Case, Kind, PATIENCE, World};
+use nuvec_distributed_tests::report::is_port_taken;
 
 /// Our rank.
 fn ours() -> &'static Path {
@@ -26,12 +27,17 @@ fn world() -> Option<&'static World> {
     world.as_ref()
 }
 
-/// What a rank of MLX does for ever, once it has joined.
+/// A rank of MLX that sums for ever, once it has joined.
 fn endless(python: &Path, command: &mut Command) {
     let script = "import mlx.core as mx\nmx.set_default_device(mx.cpu)\nmx.distributed.init(strict=True, backend='ring')\n\
                   print('@looping', flush=True)\n\
                   while True: mx.eval(mx.distributed.all_sum(mx.ones((1 << 20,))))";
     command.arg(python).args(["-c", script]);
+}
+
+/// A rank of ours on MLX's wire that does so until it fails.
+fn ours_endless(command: &mut Command) {
+    command.arg("NUVEC_DISTRIBUTED_WIRE=mlx").arg(ours()).arg("loop");
 }
 
 #[test]
@@ -75,7 +81,7 @@ fn an_mlx_rank_that_is_killed_ends_our_ranks_in_time_and_each_names_a_neighbour(
     let adjust = |rank: usize, command: &mut Command| match rank {
         // Sums as our ranks do, until it is killed.
         1 => endless(&world.python, command),
-        _ => drop(command.arg("NUVEC_DISTRIBUTED_WIRE=mlx").arg(ours()).arg("loop")),
+        _ => ours_endless(command),
     };
     let (mut running, _hostfile) = start_ring(Path::new("env"), 3, 1, PATIENCE, &adjust, "@looping");
     running.kill(1);
@@ -127,15 +133,18 @@ fn errors_of_a_ring_that_cannot_be(ring: &[Speaks]) -> Vec<String> {
     let python = || &world().expect("looked for before").python;
     let adjust = |rank: usize, command: &mut Command| match ring[rank] {
         Speaks::Mlx => endless(python(), command),
-        Speaks::MlxWire => drop(command.arg("NUVEC_DISTRIBUTED_WIRE=mlx").arg(ours()).arg("loop")),
-        Speaks::Native => drop(command.arg(ours()).arg("loop")),
+        Speaks::MlxWire => ours_endless(command),
+        Speaks::Native => {
+            command.arg(ours()).arg("loop");
+        }
     };
     for _ in 0..5 {
         let hostfile = Hostfile::new(ring.len(), 1);
         let mut running = Ranks::start((0..ring.len()).map(|rank| {
             let mut command = Command::new("env");
             hostfile.apply(&mut command, rank);
-            command.arg("NUVEC_DISTRIBUTED_TIMEOUT=8");
+            // Longer than Python takes to load MLX, several times at once on a busy machine.
+            command.arg("NUVEC_DISTRIBUTED_TIMEOUT=20");
             adjust(rank, &mut command);
             command
         }));
@@ -157,7 +166,7 @@ fn errors_of_a_ring_that_cannot_be(ring: &[Speaks]) -> Vec<String> {
             })
             .collect();
         (0..ring.len()).for_each(|rank| running.kill(rank));
-        if !errors.iter().any(|e| e.contains("Address already in use")) {
+        if !errors.iter().any(|e| is_port_taken(e)) {
             return errors;
         }
     }
@@ -226,7 +235,7 @@ fn launch(world: &World, n: usize, program: &str) -> Finished {
         command.env("TMPDIR", folder.path());
         command.args(["--backend", "ring", "-n", &n.to_string(), "-p", port, "--", program]);
         let finished = Ranks::start([command]).finish(PATIENCE).remove(0);
-        if !finished.lines.iter().any(|line| line.contains("Address already in use")) {
+        if !finished.lines.iter().any(|line| is_port_taken(line)) {
             return finished;
         }
     }

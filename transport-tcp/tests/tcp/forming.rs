@@ -82,7 +82,7 @@ fn a_neighbour_that_starts_late_is_connected_to_as_soon_as_it_is_there() {
     let began = Instant::now();
     let late = start(1, vec![late.listen()]).join().unwrap().unwrap();
     let early = early.join().unwrap().unwrap();
-    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     check_ring(&[early, late]);
 }
 

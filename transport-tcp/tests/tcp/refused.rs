@@ -32,12 +32,12 @@ fn intrude(victim: Options, intruder: Options, change: impl FnOnce(&mut Vec<Vec<
     let nodes = [vec![absent.address()], addresses("127.0.0.1", &own)];
     let mut their_nodes = vec![addresses("127.0.0.1", &theirs), nodes[1].clone()];
     change(&mut their_nodes);
-    let victim = victim.timeout(Duration::from_millis(1200));
+    let victim = victim.timeout(Duration::from_millis(2400));
     std::thread::scope(|scope| {
         let victim = scope.spawn(|| connect_with_listeners(own, &nodes, 1, &victim, handler()).map(drop).unwrap_err());
         let began = Instant::now();
         let theirs = connect_with_listeners(theirs, &their_nodes, 0, &intruder, handler()).map(drop).unwrap_err();
-        assert!(began.elapsed() < Duration::from_secs(1), "the dialler fails at once: {theirs}");
+        assert!(began.elapsed() < Duration::from_secs(2), "the dialler fails at once: {theirs}");
         (victim.join().unwrap(), theirs)
     })
 }

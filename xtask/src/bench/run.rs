@@ -94,9 +94,7 @@ fn watch(
                     }
                     None => {
                         tail.push(format!("  rank {rank} | {text}"));
-                        if tail.len() > TAIL {
-                            tail.remove(0);
-                        }
+                        tail.drain(..tail.len().saturating_sub(TAIL));
                     }
                 }
             }
@@ -212,8 +210,8 @@ mod tests {
     fn a_side_that_fails_hangs_or_says_too_little_is_an_error_that_shows_its_last_words() {
         let e = watched(&["echo why >&2; exit 3", "exec sleep 60"], 20).unwrap_err();
         assert_eq!(e, "the process of rank 0 ended with exit code 3\n  rank 0 | why");
-        let e = watched(&["echo @row 0 0 1 1; exec sleep 60", "echo @row 1 0 1 1; exec sleep 60"], 1).unwrap_err();
-        assert_eq!(e, "not at its end after 1 s, but at wait:1000:1:1");
+        let e = watched(&["echo @row 0 0 1 1; exec sleep 60", "echo @row 1 0 1 1; exec sleep 60"], 5).unwrap_err();
+        assert_eq!(e, "not at its end after 5 s, but at wait:1000:1:1");
         let e = watched(&["echo @row 0 0 1 1", "true"], 20).unwrap_err();
         assert!(e.starts_with("its ranks ended without"), "{e}");
         let e = watched(&["echo @row 2 0 1 1", "true"], 20).unwrap_err();

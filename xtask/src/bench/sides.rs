@@ -9,7 +9,7 @@ use super::plan::{Measurement, Shape};
 use crate::ring_test::{OTHER_LAUNCHES, local_nodes, write_hostfile};
 use crate::{Result, cargo, ports};
 
-/// The release of MLX that is measured; the tests of the `mlx` wire follow the same.
+/// The release of MLX that is measured: the one that the tests of the `mlx` wire follow.
 const MLX: &str = "0.32.4";
 
 /// Somebody who takes a turn.
@@ -194,6 +194,13 @@ mod tests {
         let e = quietly(Command::new("sh").args(["-c", "echo first >&2; echo ' why' >&2; echo >&2; exit 3"]));
         assert_eq!(e.unwrap_err(), "why");
         assert!(quietly(&mut Command::new("/no/such/program")).is_err());
+    }
+
+    #[test]
+    fn what_is_measured_is_what_the_tests_follow() {
+        let tests = cargo::root().join("tests/src/mlx.rs");
+        let text = std::fs::read_to_string(tests).unwrap();
+        assert!(text.contains(&format!("const MLX: &str = {MLX:?};")), "tests/src/mlx.rs has another release");
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
+use crate::units::{size_text, time_text};
+
 /// A line of a rank's report.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Message {
@@ -151,27 +153,6 @@ pub(crate) fn table(rows: &[Row]) -> String {
     lines.join("\n")
 }
 
-/// A number of bytes in the largest unit that divides it.
-fn size_text(bytes: u64) -> String {
-    match bytes {
-        b if b > 0 && b.is_multiple_of(1 << 30) => format!("{} GiB", b >> 30),
-        b if b > 0 && b.is_multiple_of(1 << 20) => format!("{} MiB", b >> 20),
-        b if b > 0 && b.is_multiple_of(1 << 10) => format!("{} KiB", b >> 10),
-        b => format!("{b} B"),
-    }
-}
-
-/// Microseconds with a unit and three significant digits.
-fn time_text(us: f64) -> String {
-    let (value, unit) = match us {
-        us if us < 1000.0 => (us, "µs"),
-        us if us < 1e6 => (us / 1000.0, "ms"),
-        us => (us / 1e6, "s"),
-    };
-    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
-    format!("{value:.digits$} {unit}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -215,14 +196,5 @@ mod tests {
         ];
         assert_eq!(table(&rows).lines().collect::<Vec<_>>(), expected);
         assert_eq!(table(&[]), "");
-    }
-
-    #[test]
-    fn times_and_sizes_have_units() {
-        assert_eq!(
-            [5.0, 12.34, 123.4, 2500.0, 3e6].map(time_text),
-            ["5.00 µs", "12.3 µs", "123 µs", "2.50 ms", "3.00 s"]
-        );
-        assert_eq!([0, 1023, 1024, 3 << 20, 1 << 30].map(size_text), ["0 B", "1023 B", "1 KiB", "3 MiB", "1 GiB"]);
     }
 }

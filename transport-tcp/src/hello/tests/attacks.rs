@@ -320,7 +320,7 @@ fn a_stranger_is_told_apart_at_its_first_wrong_byte() {
         let mut dialler = Dialler::new(&identity(key()), open(Role::Ring)).unwrap();
         let refused = feed_dialler(&mut dialler, stranger).unwrap_err();
         assert_eq!((refused.rejection, refused.retry), (Rejection::NotNuvec, false));
-        assert_eq!(refused.text, "does not speak nuvec's protocol; is it MLX?");
+        assert_eq!(refused.text, "does not speak nuvec's protocol; is it MLX? or another program at that port?");
     }
 }
 
