@@ -56,12 +56,20 @@ struct Check {
     /// All ranks share this machine's clock
     #[arg(long)]
     one_machine: bool,
+    /// Join no ring: end after it is known whether there is a check to run
+    #[arg(long)]
+    dry_run: bool,
 }
+
+/// The exit code when another rank checks other cases: that line says all. (BSD's EX_CONFIG.)
+const OTHER_CASES: u8 = 78;
 
 /// Why the rank ends, other than with its work done.
 enum End {
     /// A port of its own is taken.
     PortTaken(String),
+    /// Another rank checks other cases.
+    OtherCases(String),
     /// Anything else, told on standard error.
     Error(String),
     /// A failure that was reported.
@@ -92,6 +100,10 @@ fn main() -> ExitCode {
             eprintln!("error: {text}");
             ExitCode::from(report::PORT_TAKEN)
         }
+        Err(End::OtherCases(text)) => {
+            eprintln!("error: {text}");
+            ExitCode::from(OTHER_CASES)
+        }
     }
 }
 
@@ -110,23 +122,31 @@ fn check(options: &Check) -> Result<(), End> {
         only: options.only.clone(),
         mlx_wire: environment.settings.wire == Some(WireName::Mlx),
     };
+    let (ranks, connections) = environment.ring.map_or((1, 1), |ring| (ring.nodes.len(), ring.connections().max(1)));
+    selection.validate(ranks, connections).map_err(End::Error)?;
+    if options.dry_run {
+        return Ok(());
+    }
     let group = join()?;
+    let mut ring = Ring { group, seed: options.seed, spoil: options.spoil.clone(), spoiled: false };
+    ring.same_cases(&selection).map_err(|failure| match failure {
+        Failure::Wrong(text) => End::OtherCases(text),
+        Failure::Call(text) => End::from(text),
+    })?;
     let launch = second::launch().map_err(|e| End::Error(e.to_string()))?;
     let group_of_second = match &launch {
         Some((ring, settings)) => Some(Arc::new(second::form(ring, settings).map_err(|e| End::from(e.to_string()))?)),
         None => None,
     };
-    let connections = environment.ring.map_or(1, |ring| ring.connections().max(1));
-    let mut all = cases::cases(group.size(), connections, &selection);
+    let mut all = cases::cases(ring.group.size(), connections, &selection);
     if let Some(second) = &group_of_second {
         all.extend(second::cases(second, options.one_machine, &selection));
     }
-    let sizes = measure::sizes(group.size(), &selection);
+    let sizes = measure::sizes(ring.group.size(), &selection);
     if all.is_empty() {
         return Err(End::Error("there is no such check".into()));
     }
     report::plan(all.len(), sizes.len() * measure::OPERATIONS.len());
-    let mut ring = Ring { group, seed: options.seed, spoil: options.spoil.clone(), spoiled: false };
     let mut good = run(&all, &mut ring)?;
     if let Some(spoil) = &ring.spoil
         && !ring.spoiled
