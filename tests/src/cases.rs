@@ -51,6 +51,9 @@ impl From<nuvec_core::Error> for Failure {
     }
 }
 
+/// The operations of [`crate::second`].
+const SECOND: [&str; 3] = ["barrier", "broadcast", "reduce_scatter"];
+
 /// What a check runs.
 type Work = Box<dyn Fn(&mut Ring, &str) -> Result<(), Failure>>;
 
@@ -94,6 +97,31 @@ pub struct Selection {
 }
 
 impl Selection {
+    /// A number that ranks share if they check the same with the same data.
+    pub fn fingerprint(&self, seed: u64) -> u64 {
+        digest(format!("{seed} {self:?}").bytes().map(u64::from))
+    }
+
+    /// Whether a ring of `ranks` ranks with `connections` connections to each neighbour may have a wanted check: an error
+    /// of one line if not. Of the operations of [`crate::second`] only the names are known before that group is formed.
+    pub fn validate(&self, ranks: usize, connections: usize) -> Result<(), String> {
+        let Some(only) = &self.only else { return Ok(()) };
+        let all = cases(ranks, connections, &Self { only: None, ..self.clone() });
+        let of_second: &[&str] = if self.mlx_wire { &[] } else { &SECOND };
+        let operation = |name: &str| name.split('/').next().unwrap_or_default().to_string();
+        if of_second.contains(&operation(only).as_str()) || all.iter().any(|case| self.wants(&case.name)) {
+            return Ok(());
+        }
+        let mut operations: BTreeSet<_> = all.iter().map(|case| operation(&case.name)).collect();
+        operations.extend(of_second.iter().map(ToString::to_string));
+        let operations: Vec<_> = operations.into_iter().collect();
+        Err(format!(
+            "--only {only}: there is no such check; checks are named such as all_sum, all_sum/float32 or \
+             all_sum/float32/1000; operations: {}",
+            operations.join(", ")
+        ))
+    }
+
     /// Whether a check of this name is wanted.
     pub fn wants(&self, name: &str) -> bool {
         match &self.only {
@@ -231,6 +259,19 @@ impl Ring {
         Err(Failure::Wrong(text))
     }
 
+    /// Compares all ranks' [fingerprints](Selection::fingerprint). Every rank must call it.
+    pub fn same_cases(&self, selection: &Selection) -> Result<(), Failure> {
+        let own = Array::from_slice(&[selection.fingerprint(self.seed)], [1]);
+        let all = distributed::all_gather(&own, Some(&self.group)).to_vec::<u64>()?;
+        match other_than(&all, self.group.rank()) {
+            Some(rank) => Err(Failure::Wrong(format!(
+                "rank {rank} checks other cases than this rank: give every machine the same --seed, --sizes, --only and \
+                 --quick"
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Compares all ranks' results by their digests. Every rank must call it.
     pub(crate) fn agree<T: Sample>(&self, got: &[T]) -> Result<(), Failure> {
         let own = digest(got.iter().map(|value| value.bits()));
@@ -240,6 +281,11 @@ impl Ring {
             None => Ok(()),
         }
     }
+}
+
+/// The first rank whose fingerprint is not that of rank `own`.
+fn other_than(fingerprints: &[u64], own: usize) -> Option<usize> {
+    fingerprints.iter().position(|other| fingerprints.get(own) != Some(other))
 }
 
 /// The outcome of two parts of a check: an error of a call first, for it ends the group.
@@ -362,6 +408,38 @@ mod tests {
         let sizes = Selection { sizes: vec![8, 64], ..Selection::default() };
         assert!(names(2, &sizes).contains(&"all_max/float32/16".into()));
         assert!(!names(2, &sizes).contains(&"all_max/float32/1000".into()));
+    }
+
+    #[test]
+    fn a_name_that_selects_nothing_is_an_error_that_lists_the_operations() {
+        let only = |only: &str, mlx_wire| Selection { only: Some(only.into()), mlx_wire, ..Selection::default() };
+        for name in ["all_sum", "all_sum/float32", "all_sum/float32/1000", "split/halves", "barrier"] {
+            only(name, false).validate(2, 1).unwrap();
+        }
+        let error = only("all_sume", false).validate(2, 1).unwrap_err();
+        assert!(error.starts_with("--only all_sume: there is no such check; "), "{error}");
+        assert!(error.contains("operations: all_gather, all_max, ") && error.contains(", reduce_scatter, "), "{error}");
+        let error = only("barrier", true).validate(2, 1).unwrap_err();
+        assert!(error.contains(", refused, ") && !error.contains("reduce_scatter"), "{error}");
+        Selection::default().validate(2, 1).unwrap();
+    }
+
+    #[test]
+    fn ranks_with_another_seed_or_selection_are_told_apart() {
+        let plain = Selection::default();
+        let others = [
+            Selection { quick: true, ..plain.clone() },
+            Selection { sizes: vec![8], ..plain.clone() },
+            Selection { only: Some("all_sum".into()), ..plain.clone() },
+        ];
+        let mut all: Vec<_> = others.iter().map(|other| other.fingerprint(1)).collect();
+        all.extend([plain.fingerprint(1), plain.fingerprint(2)]);
+        for (rank, own) in all.iter().enumerate() {
+            assert_eq!(other_than(&all, rank), Some(usize::from(rank == 0)));
+            assert_eq!(other_than(&[*own; 3], 1), None);
+        }
+        assert_eq!(plain.fingerprint(1), plain.clone().fingerprint(1));
+        alone(None).same_cases(&plain).unwrap();
     }
 
     #[test]

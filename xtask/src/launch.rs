@@ -13,6 +13,10 @@ use crate::{Result, ports, signals};
 
 /// Options of `launch`.
 #[derive(Debug, Clone, Args)]
+#[command(after_long_help = "\
+Every rank runs on this machine. Ports that are free now are chosen; the hostfile (MLX_HOSTFILE) is temporary and goes \
+when the ranks have ended. Variables NUVEC_DISTRIBUTED_* that are set here hold for every rank. When a rank fails the \
+others are ended, and the exit code is the worst of the ranks'.")]
 pub(crate) struct Options {
     /// How many ranks
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = count)]
@@ -20,8 +24,8 @@ pub(crate) struct Options {
     /// How many connections to each neighbour
     #[arg(long, value_name = "K", default_value = "1", value_parser = count)]
     pub(crate) connections: usize,
-    /// The program, and its arguments
-    #[arg(last = true, required = true, num_args = 1.., value_name = "PROGRAM")]
+    /// The program, and its arguments; `--` may stand before it
+    #[arg(trailing_var_arg = true, required = true, num_args = 1.., value_name = "PROGRAM")]
     pub(crate) program: Vec<String>,
 }
 
@@ -82,6 +86,8 @@ pub(crate) fn run(options: &Options, out: &mut dyn Write) -> Result<i32> {
 mod tests {
     use std::time::Instant;
 
+    use clap::FromArgMatches;
+
     use super::*;
 
     fn launch(ranks: usize, connections: usize, script: &str) -> (i32, String) {
@@ -89,6 +95,17 @@ mod tests {
         let mut out = Vec::new();
         let code = run(&Options { ranks, connections, program }, &mut out).unwrap();
         (code, String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn a_program_keeps_its_arguments_with_and_without_dashes_before_it() {
+        let parsed = |words: &[&str]| {
+            let matches = Options::augment_args(clap::Command::new("launch")).try_get_matches_from(words);
+            Options::from_arg_matches(&matches.unwrap()).unwrap().program
+        };
+        let program = ["true", "-n", "3", "--", "--help"];
+        assert_eq!(parsed(&[&["launch", "-n", "2"], &program[..]].concat()), program);
+        assert_eq!(parsed(&[&["launch", "-n", "2", "--"], &program[..]].concat()), program);
     }
 
     #[test]

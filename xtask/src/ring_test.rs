@@ -1,8 +1,8 @@
 //! `cargo xtask ring-test`: a ring of ranks on this machine, checked and measured through the facade.
 //!
 //! This module holds the options and how ranks are started; [`checks`] watches them check, [`faults`] kills or
-//! stops one of them, [`jaccl`] has what a launch over RDMA needs, [`report`] understands their reports and prints
-//! tables. What is checked is in the rank binary.
+//! stops one of them, [`hostfile`] says where the ranks are, [`jaccl`] has what a launch over RDMA needs, [`report`]
+//! understands their reports and prints tables. What is checked is in the rank binary.
 
 mod checks;
 mod faults;
@@ -10,23 +10,25 @@ mod hostfile;
 mod jaccl;
 mod report;
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-
-use clap::{Args, ValueEnum};
 
 use self::faults::Fault;
 pub(crate) use self::hostfile::{local_nodes, write_hostfile};
 use self::hostfile::{read_hostfile, shifted};
 use crate::ranks::Ranks;
 use crate::{Result, cargo, ports, units};
+use clap::{Args, ValueEnum};
 
 /// How often a ring is started again because a port was taken.
 const ATTEMPTS: usize = 5;
 /// The rank binary's exit code when a port of its own was taken (EADDRINUSE's number on Linux).
 const PORT_TAKEN: i32 = 98;
+/// The rank binary's exit code when another rank checks other cases, which it has said.
+const OTHER_CASES: i32 = 78;
 /// The variables of launches other than a ring's, which an inherited environment might carry.
 pub(crate) const OTHER_LAUNCHES: [&str; 11] = [
     "MLX_IBV_DEVICES",
@@ -63,7 +65,8 @@ pub(crate) struct Options {
     /// What is spoken on the ring: our own protocol, or MLX's
     #[arg(long, value_enum, default_value = "native")]
     pub(crate) wire: Wire,
-    /// Admit only ranks that have this key, of at least 16 bytes; without a value: a random one of 32 bytes
+    /// Admit only ranks that have this key, of at least 16 bytes; without a value: a random one of 32 bytes. With
+    /// --hostfile: NUVEC_DISTRIBUTED_KEY's, if this is left out
     #[arg(long, value_name = "KEY", num_args = 0..=1, default_missing_value = "")]
     pub(crate) key: Option<String>,
     /// Fewer checks and sizes: a few seconds
@@ -98,7 +101,8 @@ pub(crate) struct Options {
     /// group take the file's ports plus 1000 for it
     #[arg(long, value_name = "FILE", requires = "rank", conflicts_with_all = ["ranks", "connections"])]
     pub(crate) hostfile: Option<PathBuf>,
-    /// Which rank of the hostfile this machine runs. Give every machine the same --seed, --key and sizes
+    /// Which rank of the hostfile this machine runs. Needs --seed: every machine the same, and so --key, --sizes, --only
+    /// and --quick
     #[arg(long, value_name = "RANK", requires = "hostfile", requires = "seed")]
     pub(crate) rank: Option<usize>,
     /// How long a rank waits for a peer without progress before it fails [default: 30; with --stop, --pause or --cut: 3]
@@ -107,10 +111,12 @@ pub(crate) struct Options {
     /// End with an error, saying where each rank stands, if it takes longer than this in all
     #[arg(long, value_name = "SECONDS", default_value = "1200", value_parser = seconds)]
     pub(crate) deadline: Duration,
-    /// Run only the checks of this name, or whose name begins with it and a slash
+    /// Run only the checks of this name, or whose name begins with it and a slash: all_sum, all_sum/float32 or
+    /// all_sum/float32/1000 (an operation, a dtype, a length in elements)
     #[arg(long, value_name = "CHECK")]
     pub(crate) only: Option<String>,
-    /// Fault switch: change one element of this check's result on the last rank, so that the check must fail
+    /// Fault switch: change one element of this check's result on the last rank, so that the check must fail. Needs a
+    /// full name, such as all_sum/float32/1000
     #[arg(long, value_name = "CHECK")]
     pub(crate) spoil: Option<String>,
     /// The rank binary, built before: where there is no compiler
@@ -121,6 +127,7 @@ pub(crate) struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
     Tcp,
+    #[value(hide = true)]
     Rdma,
 }
 
@@ -182,20 +189,38 @@ impl Options {
         }
     }
 
+    /// Over several machines, the key that the environment has counts unless another is given.
+    fn with_key_of(mut self, variable: Option<OsString>) -> Result<Self> {
+        if let (Some(_), None, Some(key)) = (&self.hostfile, &self.key, variable) {
+            self.key = Some(key.into_string().map_err(|_| "NUVEC_DISTRIBUTED_KEY: expected UTF-8")?);
+        }
+        Ok(self)
+    }
+
     /// What cannot be had, or makes no sense.
     fn validate(&self) -> Result<()> {
         jaccl::validate(self)?;
         if self.wire == Wire::Mlx && self.key.is_some() {
-            return Err("--key: MLX's wire has no key; leave it out, or take --wire native".into());
+            return Err(
+                "--key, NUVEC_DISTRIBUTED_KEY: MLX's wire has no key; leave it out, or take --wire native".into()
+            );
         }
         match self.key.as_deref() {
             Some("") if self.hostfile.is_some() => {
                 return Err("--key needs a value with --hostfile: the same on every machine".into());
             }
             Some(key) if !key.is_empty() && key.len() < 16 => {
-                return Err(format!("--key: {} bytes are too short: at least 16, better 32 random ones", key.len()));
+                return Err(format!("the key's {} bytes are too short: at least 16, better 32 random ones", key.len()));
             }
             _ => {}
+        }
+        if let Some(file) = &self.hostfile {
+            let wrong = |why| format!("--hostfile {}: {why}", file.display());
+            let nodes = read_hostfile(file).map_err(wrong)?;
+            shifted(&nodes).map_err(wrong)?;
+            if let Some(rank) = self.rank.filter(|rank| *rank >= nodes.len()) {
+                return Err(format!("--rank {rank}: the hostfile's ranks are 0 to {}", nodes.len() - 1));
+            }
         }
         match self.fault() {
             Some((fault, _)) if self.ranks < 2 => Err(format!("{} needs at least 2 ranks", fault.flag())),
@@ -270,6 +295,7 @@ fn quoted(word: &str) -> String {
 
 /// The command itself.
 pub(crate) fn main(options: &Options) -> Result<bool> {
+    let options = &options.clone().with_key_of(std::env::var_os("NUVEC_DISTRIBUTED_KEY"))?;
     options.validate()?;
     let program = options.program.clone().map_or_else(cargo::build_rank, Ok)?;
     if options.json {
@@ -370,9 +396,6 @@ impl Run<'_> {
         };
         self.size = nodes.len();
         self.numbers = match self.options.rank {
-            Some(rank) if rank >= self.size => {
-                return Err(format!("--rank {rank}: the hostfile's ranks are 0 to {}", self.size - 1));
-            }
             Some(rank) => vec![rank],
             None => (0..self.size).collect(),
         };
@@ -391,8 +414,19 @@ impl Run<'_> {
             command
         };
         let commands: Vec<_> = self.numbers.iter().map(|&rank| ring(rank)).collect();
+        if self.options.only.is_some() {
+            self.dry_run(ring(self.numbers[0]))?;
+        }
         self.folder = Some(folder);
         Ranks::start(commands)
+    }
+
+    /// Whether there is a check to run, before all ranks say that there is none. `command` runs a rank.
+    fn dry_run(&self, mut command: Command) -> Result<()> {
+        let output = command.arg("--dry-run").output().map_err(|e| format!("{}: {e}", self.program.display()))?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.lines().last().unwrap_or_default();
+        if output.status.success() { Ok(()) } else { Err(said.strip_prefix("error: ").unwrap_or(said).into()) }
     }
 
     /// The command that runs a rank, but for the variables that say where the ranks are.
@@ -521,6 +555,18 @@ mod tests {
         options.hostfile = Some("my hosts.json".into());
         options.rank = Some(1);
         assert!(options.reproduction(7, None).contains("--hostfile 'my hosts.json' --rank 1"));
+    }
+
+    #[test]
+    fn the_environments_key_counts_over_several_machines_alone() {
+        let variable = || Some(OsString::from("the environment's key"));
+        let local = Options::quick(2, 1);
+        assert_eq!(local.clone().with_key_of(variable()).unwrap().key, None);
+        let over = Options { hostfile: Some("hosts.json".into()), ..local };
+        assert_eq!(over.clone().with_key_of(None).unwrap().key, None);
+        assert_eq!(over.clone().with_key_of(variable()).unwrap().key.as_deref(), Some("the environment's key"));
+        let given = Options { key: Some("another key of its own".into()), ..over };
+        assert_eq!(given.with_key_of(variable()).unwrap().key.as_deref(), Some("another key of its own"));
     }
 
     #[test]

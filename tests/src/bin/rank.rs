@@ -59,12 +59,20 @@ struct Check {
     /// All ranks share this machine's clock
     #[arg(long)]
     one_machine: bool,
+    /// Join no ring: end after it is known whether there is a check to run
+    #[arg(long)]
+    dry_run: bool,
 }
+
+/// The exit code when another rank checks other cases: that line says all. (BSD's EX_CONFIG.)
+const OTHER_CASES: u8 = 78;
 
 /// Why the rank ends, other than with its work done.
 enum End {
     /// A port of its own is taken.
     PortTaken(String),
+    /// Another rank checks other cases.
+    OtherCases(String),
     /// Anything else, told on standard error.
     Error(String),
     /// A failure that was reported.
@@ -95,6 +103,10 @@ fn main() -> ExitCode {
             eprintln!("error: {text}");
             ExitCode::from(report::PORT_TAKEN)
         }
+        Err(End::OtherCases(text)) => {
+            eprintln!("error: {text}");
+            ExitCode::from(OTHER_CASES)
+        }
     }
 }
 
@@ -120,17 +132,26 @@ fn check(options: &Check) -> Result<(), End> {
         mlx_wire: environment.settings.wire == Some(WireName::Mlx),
         jaccl: jaccl.and_then(|jaccl| jaccl.topology().ok()),
     };
+    let of_jaccl = jaccl.and_then(|jaccl| Some((jaccl.devices.len(), jaccl.devices.first()?.get(1)?.len())));
+    let of_ring = environment.ring.as_ref().map(|ring| (ring.nodes.len(), ring.connections().max(1)));
+    let (ranks, connections) = of_ring.or(of_jaccl).unwrap_or((1, 1));
+    selection.validate(ranks, connections).map_err(End::Error)?;
+    if options.dry_run {
+        return Ok(());
+    }
     let group = join(&environment)?;
-    let of_jaccl = jaccl.and_then(|jaccl| Some(jaccl.devices.first()?.get(1)?.len()));
-    let connections = environment.ring.as_ref().map_or(of_jaccl.unwrap_or(1), |ring| ring.connections().max(1));
-    let mut all = cases::cases(group.size(), connections, &selection);
+    let mut ring = Ring { group, seed: options.seed, spoil: options.spoil.clone(), spoiled: false };
+    ring.same_cases(&selection).map_err(|failure| match failure {
+        Failure::Wrong(text) => End::OtherCases(text),
+        Failure::Call(text) => End::from(text),
+    })?;
+    let mut all = cases::cases(ring.group.size(), connections, &selection);
     all.extend(second::cases(options.one_machine, &selection)?);
-    let sizes = measure::sizes(group.size(), &selection);
+    let sizes = measure::sizes(ring.group.size(), &selection);
     if all.is_empty() {
         return Err(End::Error("there is no such check".into()));
     }
     report::plan(all.len(), sizes.len() * measure::OPERATIONS.len());
-    let mut ring = Ring { group, seed: options.seed, spoil: options.spoil.clone(), spoiled: false };
     let mut good = run(&all, &mut ring)?;
     if let Some(spoil) = &ring.spoil
         && !ring.spoiled

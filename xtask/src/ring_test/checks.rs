@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::report::{self, Message, Row};
-use super::{End, PORT_TAKEN, Run};
+use super::{End, OTHER_CASES, PORT_TAKEN, Run};
 use crate::Result;
 use crate::console::Console;
 use crate::ranks::{Event, Ranks, describe};
@@ -53,12 +53,15 @@ struct Watch<'a> {
     failures: Vec<(usize, Option<String>, String)>,
     rows: Vec<Row>,
     port_taken: bool,
+    /// A rank found that another machine's checks other cases.
+    other_cases: bool,
 }
 
 /// Watches `ranks` until all have ended, one has failed and the others had time to say so, or nothing goes on.
 pub(super) fn watch(run: &Run<'_>, mut ranks: Ranks, out: &mut (dyn Write + Send)) -> Result<End> {
     let standings = vec![Standing::default(); ranks.len()];
-    let mut watch = Watch { run, standings, failures: Vec::new(), rows: Vec::new(), port_taken: false };
+    let mut watch =
+        Watch { run, standings, failures: Vec::new(), rows: Vec::new(), port_taken: false, other_cases: false };
     let mut console = Console::new(out, !run.options.json);
     console.line(&watch.heading());
     console.progress(0, 0, "joining the ring".into());
@@ -104,6 +107,7 @@ impl Watch<'_> {
             Event::Line { rank, text } => (rank, text),
             Event::Exit { rank, status } => {
                 self.port_taken |= status.code() == Some(PORT_TAKEN);
+                self.other_cases |= status.code() == Some(OTHER_CASES);
                 let standing = &mut self.standings[rank];
                 standing.end = Some(describe(status));
                 let reported = self.failures.iter().any(|f| f.0 == rank);
@@ -173,7 +177,7 @@ impl Watch<'_> {
             }
             let ranks = if options.hostfile.is_some() { "this rank" } else { "every rank" };
             console.line(&format!("all {checks} checks passed on {ranks} in {:.1} s", took.as_secs_f64()));
-        } else {
+        } else if !self.other_cases {
             if self.failures.len() > SHOWN {
                 console.line(&format!("and {} more failures", self.failures.len() - SHOWN));
             }
@@ -260,6 +264,13 @@ mod tests {
         let (end, text) = check(&Options::quick(2, 1), &["exec sleep 60", "exit 98"]);
         assert_eq!(end, End::PortTaken);
         assert!(!text.contains("failed"), "{text}");
+    }
+
+    #[test]
+    fn a_rank_that_finds_other_cases_elsewhere_has_the_last_word() {
+        let (end, text) = check(&Options::quick(1, 1), &["echo error: rank 1 checks other cases >&2; exit 78"]);
+        assert_eq!(end, End::Failed);
+        assert!(text.ends_with("rank 0 | error: rank 1 checks other cases\n"), "{text}");
     }
 
     #[test]

@@ -28,12 +28,12 @@ pub(crate) fn write_hostfile(folder: &Path, name: &str, nodes: &[Vec<String>]) -
 
 /// Reads MLX's hostfile: only as far as is needed here, the ranks themselves validate it.
 pub(super) fn read_hostfile(path: &Path) -> Result<Vec<Vec<String>>> {
-    let wrong = |why: String| format!("{}: {why}", path.display());
-    let text = std::fs::read_to_string(path).map_err(|e| wrong(e.to_string()))?;
-    let value: Value = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+    const SHAPE: &str = r#"expected each rank's addresses, such as [["10.0.0.1:29500"], ["10.0.0.2:29500"]]"#;
+    let text = std::fs::read_to_string(path).map_err(|e| format!("{e}; {SHAPE}"))?;
+    let value: Value = serde_json::from_str(&text).map_err(|e| format!("{e}; {SHAPE}"))?;
     let addresses = |rank: &Value| rank.as_array()?.iter().map(|a| a.as_str().map(String::from)).collect();
     let nodes = value.as_array().and_then(|ranks| ranks.iter().map(addresses).collect::<Option<Vec<Vec<String>>>>());
-    nodes.filter(|n| !n.is_empty()).ok_or_else(|| wrong("expected a list with a list of \"host:port\" per rank".into()))
+    nodes.filter(|n| !n.is_empty()).ok_or_else(|| SHAPE.into())
 }
 
 /// The same hosts with the second group's ports.
@@ -49,6 +49,7 @@ pub(super) fn shifted(nodes: &[Vec<String>]) -> Result<Vec<Vec<String>>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Options;
     use super::*;
 
     #[test]
@@ -67,5 +68,21 @@ mod tests {
         assert_eq!(second, [["[fe80::1%en5]:6000"]]);
         assert!(shifted(&[vec!["a:65000".into()]]).is_err());
         assert!(read_hostfile(folder.path()).is_err());
+    }
+
+    #[test]
+    fn a_wrong_hostfile_is_named_with_the_shape_it_should_have() {
+        let folder = tempfile::tempdir().unwrap();
+        let hostfile = folder.path().join("hosts.json");
+        let options = Options { hostfile: Some(hostfile.clone()), rank: Some(1), ..Options::quick(4, 1) };
+        for text in [None, Some("10.0.0.1:29500"), Some("{}"), Some("[]"), Some("[[5000]]")] {
+            text.inspect(|text| std::fs::write(&hostfile, text).unwrap());
+            let error = options.validate().unwrap_err();
+            assert!(error.starts_with(&format!("--hostfile {}: ", hostfile.display())), "{error}");
+            assert!(error.contains(r#"[["10.0.0.1:29500"], "#) && !error.contains('\n'), "{error}");
+        }
+        std::fs::write(&hostfile, r#"[["10.0.0.1:29500"]]"#).unwrap();
+        assert_eq!(options.validate().unwrap_err(), "--rank 1: the hostfile's ranks are 0 to 0");
+        Options { rank: Some(0), ..options }.validate().unwrap();
     }
 }

@@ -72,6 +72,7 @@ pub(super) enum Failure {
     /// A link says so.
     Fault(Fault),
     /// A rule of the protocol, or of the test, is broken.
+    #[expect(dead_code, reason = "shown by Debug, when a test fails")]
     Rule(String),
 }
 
