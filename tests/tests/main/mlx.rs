@@ -206,9 +206,10 @@ fn judge(ring: &[Speaks], errors: &[String]) {
         let (right, left) = (ring[(rank + 1) % n], ring[(rank + n - 1) % n]);
         let says: &[&str] = match ring[rank] {
             MlxWire if left == Native => &["speaks nuvec's native wire"],
-            // It took the connection, and nobody on this wire can tell why it ended it, or another rank did.
+            // It took the connection, and nobody on this wire can tell why it ended it, or another rank did; or it was gone
+            // before this rank came.
             MlxWire if right == Native => {
-                &["native wire", "closed the connection", "broke the connection", "sent nothing"]
+                &["native wire", "closed the connection", "broke the connection", "sent nothing", "connection refused"]
             }
             Native if right != Native => &["is it MLX?"],
             _ => &[""],

@@ -309,10 +309,12 @@ fn ranks_that_would_choose_different_algorithms_do_not_meet() {
     let mut star = Star::new("127.0.0.1", 3);
     star.notes[2].agreement = 7;
     let all = star.all();
-    for result in star.start(&all) {
-        let line = error(&result);
-        assert!(line.contains("rank 2 (") && line.contains("other algorithms"), "{line}");
+    let lines: Vec<_> = star.start(&all).iter().map(error).collect();
+    for line in [&lines[0], &lines[2]] {
+        assert!(line.contains("rank 2 (") && line.contains("other algorithms"), "{lines:?}");
     }
+    // Rank 0 may be gone before it has passed rank 2's card on, and these handlers tell each other nothing.
+    assert!(lines[1].contains("other algorithms") || lines[1].contains("rank 0 (127.0.0.1:"), "{lines:?}");
 }
 
 #[test]
