@@ -57,9 +57,7 @@ impl Fault {
     fn limit(self, timeout: Duration) -> Duration {
         match self {
             Self::Kill => IN_TIME,
-            Self::Stop | Self::Pause => timeout + IN_TIME,
-            // In an emulated machine, where the time-out begins with the last message that was under way.
-            Self::Cut => timeout + 2 * IN_TIME,
+            Self::Stop | Self::Pause | Self::Cut => timeout + IN_TIME,
         }
     }
 }
@@ -113,7 +111,7 @@ pub(super) fn watch(run: &Run<'_>, ranks: Ranks, out: &mut (dyn Write + Send)) -
     }
     match (passed, fault) {
         (true, Fault::Pause) => console.line("every rank went on, and every sum was right"),
-        (true, Fault::Cut) => console.line("every rank failed in time and named another"),
+        (true, Fault::Cut) => console.line("every rank failed in time and named one across the cut"),
         (true, _) if run.options.wire == Wire::Mlx => {
             console.line("every survivor named a neighbour that it lost in time")
         }
@@ -200,8 +198,8 @@ impl Run<'_> {
     /// failure goes round the ring.
     fn blamed(&self, survivor: usize, victim: usize) -> Vec<usize> {
         match self.options.wire {
-            // All can still talk of it, so the first to lose patience may be at either end of the cable.
-            Wire::Native if self.options.cut.is_some() => (0..self.size).filter(|rank| *rank != survivor).collect(),
+            // A rank whose own cable is cut sees the others behind it.
+            Wire::Native if survivor == victim => (0..self.size).filter(|rank| *rank != survivor).collect(),
             Wire::Native => vec![victim],
             Wire::Mlx => vec![(survivor + 1) % self.size, (survivor + self.size - 1) % self.size],
         }
