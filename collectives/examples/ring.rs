@@ -8,17 +8,30 @@
 //! ```
 
 use std::error::Error;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use nuvec_collectives::{Communicator, DType, Options, Reduction};
 use nuvec_transport_tcp::{Address, connect};
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let rank: usize = arguments.next().ok_or("usage: ring RANK HOST:PORT HOST:PORT…")?.parse()?;
+    let rank = arguments.next().ok_or("usage: ring RANK HOST:PORT HOST:PORT…")?;
+    let rank: usize = rank.parse().map_err(|e| format!("the rank {rank:?}: {e}"))?;
     let addresses = arguments.map(|a| {
-        let (host, port) = a.rsplit_once(':').ok_or("expected HOST:PORT")?;
-        Ok(Address::new(host, port.parse()?))
+        let (host, port) = a.rsplit_once(':').ok_or_else(|| format!("the address {a:?} is no HOST:PORT"))?;
+        let port = port.parse().map_err(|e| format!("the port of {a:?}: {e}"))?;
+        Ok(Address::new(host, port))
     });
     let addresses = addresses.collect::<Result<Vec<_>, Box<dyn Error>>>()?;
     // One connection to each neighbour; more addresses per rank are more connections.

@@ -67,8 +67,8 @@ impl Options {
 /// caller's duty.
 ///
 /// The first failure poisons the group: every rank's call fails with an error that names the rank that failed first, and
-/// later calls fail at once and repeat it. Errors of [`Kind::Misuse`] are found before any byte is moved and leave the
-/// group as it was.
+/// later calls fail at once and repeat it. Errors of [`Kind::Misuse`] and [`Kind::Unsupported`] are found before any data is
+/// moved and leave the group as it was.
 ///
 /// The transport's [`Links`] decide how the ranks work together: round a ring, or over a mesh, where every two ranks have
 /// a channel. Which it is shows in the order in which sums are made, and in that a mesh does not [`split`](Self::split).
@@ -343,7 +343,8 @@ impl<F: Fabric> Communicator<F> {
 
     /// Sends `data` to rank `to`, any rank but this one. Returns once the transport has taken all bytes: what it does not
     /// hold waits for the receiver's [`recv`](Self::recv), so ranks that all send much before any of them receives wait
-    /// for each other, until the time-out says so. Errors: see [`Communicator`].
+    /// for each other, until the time-out says so. Errors: see [`Communicator`]; [`Kind::Unsupported`] if the transport joins
+    /// the two ranks by nothing (a ring over RDMA joins neighbours alone).
     pub fn send(&self, to: usize, data: &[u8]) -> Result<()> {
         self.message(Doing::SEND, to, data.len(), |Inner { streams, wake, .. }, peer| {
             let (watch, sequence) = (self.watch(wake), streams.next_sent(peer));
@@ -355,7 +356,7 @@ impl<F: Fabric> Communicator<F> {
     }
 
     /// Receives exactly `data.len()` bytes that rank `from`, any rank but this one, sends with [`send`](Self::send).
-    /// Errors: see [`Communicator`]; [`Kind::Mismatch`] if it sent another number of bytes.
+    /// Errors: as [`send`](Self::send); [`Kind::Mismatch`] if it sent another number of bytes.
     pub fn recv(&self, from: usize, data: &mut [u8]) -> Result<()> {
         self.message(Doing::RECV, from, data.len(), |Inner { streams, wake, .. }, peer| {
             let (watch, sequence) = (self.watch(wake), streams.next_received(peer));

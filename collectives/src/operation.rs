@@ -88,6 +88,7 @@ impl<F: Fabric> Communicator<F> {
             let text = format!("rank {peer} is not another rank of a group of {}", self.place.size);
             return Err(self.misuse(doing.name(), text));
         };
+        self.fabric.check_stream(of_all)?;
         let mut inner = self.begin()?;
         self.watched(&mut inner, doing, 0, bytes as u64, |inner| run(inner, of_all))
     }

@@ -7,9 +7,21 @@
 //! cargo xtask launch -n 4 -- target/debug/examples/all_sum
 //! ```
 
+use std::process::ExitCode;
+
 use nuvec_core::{array, distributed};
 
-fn main() -> nuvec_core::Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> nuvec_core::Result<()> {
     let group = nuvec_distributed::init(false)?;
     let rank = group.rank() as f32;
     let x = array![1.0, rank];

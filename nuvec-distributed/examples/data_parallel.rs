@@ -8,6 +8,8 @@
 //! cargo xtask launch -n 4 -- target/debug/examples/data_parallel
 //! ```
 
+use std::process::ExitCode;
+
 use nuvec_core::distributed::{Group, all_sum};
 use nuvec_core::{Array, Result, eval, ops, random, value_and_grad};
 use nuvec_nn::optim::{Optimizer, Sgd};
@@ -16,7 +18,17 @@ use nuvec_nn::{Linear, Module, Tree};
 const EXAMPLES: usize = 240;
 const STEPS: usize = 100;
 
-fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let group = nuvec_distributed::init(false)?;
     if !EXAMPLES.is_multiple_of(group.size()) {
         // The average of the ranks' averages is the average of all only where the shares are equally large.

@@ -12,6 +12,8 @@
 //!
 //! README.md has the same with `cargo xtask launch`, in one command.
 
+use std::process::ExitCode;
+
 use nuvec_core::distributed::{all_gather, all_sum};
 use nuvec_core::{Array, array};
 
@@ -19,7 +21,17 @@ const POINTS: usize = 100_000;
 /// What the ranks tell each other; Python's is 1.
 const RUST: i32 = 0;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let group = nuvec_distributed::init(true)?;
     let (rank, size) = (group.rank(), group.size());
 

@@ -10,6 +10,8 @@
 //! cargo xtask launch -n 4 -- target/debug/examples/pipeline
 //! ```
 
+use std::process::ExitCode;
+
 use nuvec_core::distributed::{self, Group};
 use nuvec_core::{Array, DType, Error, Result, eval, ops};
 
@@ -19,7 +21,17 @@ const MICRO_BATCHES: usize = 4;
 const ROWS: usize = 8;
 const WIDTH: usize = 16;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
     let group = nuvec_distributed::init(false)?;
     let Some(outputs) = pipeline(&group)? else {
         println!("rank {} of {}: its stages are done", group.rank(), group.size());

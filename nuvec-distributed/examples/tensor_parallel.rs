@@ -8,6 +8,8 @@
 //! cargo xtask launch -n 4 -- target/debug/examples/tensor_parallel
 //! ```
 
+use std::process::ExitCode;
+
 use nuvec_core::{Array, DType, eval, random, value_and_grad};
 use nuvec_nn::sharded::{AllToShardedLinear, ShardedToAllLinear};
 use nuvec_nn::{Linear, Module, silu};
@@ -17,7 +19,17 @@ const ROWS: i32 = 16;
 const WIDTH: i32 = 64;
 const HIDDEN: i32 = 480;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), Box<dyn std::error::Error>> {
     let group = nuvec_distributed::init(false)?;
     let (rank, size) = (group.rank(), group.size());
     // The same seed, and so the same numbers, on every rank. A program that loads a model reads its part of each weight.

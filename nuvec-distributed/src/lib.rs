@@ -101,8 +101,8 @@ pub enum Backend {
     Jaccl,
 }
 
-/// The group that `init` made, and the backend that it was asked for.
-static INITIALISED: Mutex<Option<(Backend, Group)>> = Mutex::new(None);
+/// What `init` connected, and the backend that it runs on.
+static INITIALISED: Mutex<Option<(Backend, Session)>> = Mutex::new(None);
 
 /// [`init_backend`] with [`Backend::Any`], as `mx.distributed.init()`.
 pub fn init(strict: bool) -> Result<Group> {
@@ -113,20 +113,20 @@ pub fn init(strict: bool) -> Result<Group> {
 ///
 /// Blocks until every rank is there, at the longest for the time-out. A second call returns the same group, also after
 /// [`shutdown`]. Without a launch environment: an error if `strict`, else the group of this process alone, which is not
-/// remembered. For a group whose status can be asked, [`connect`].
+/// remembered. [`session`] is a handle to what was connected.
 ///
 /// Errors: the environment is there but wrong, half there, or for another backend ([`Error::InvalidArgument`]; a file
 /// that cannot be read is [`Error::Io`]), `strict` or not; a rank cannot be reached or refuses ([`Error::Io`]), with its
 /// name, its address and the reason; an earlier call made the group with another backend.
 pub fn init_backend(strict: bool, backend: Backend) -> Result<Group> {
     let mut initialised = INITIALISED.lock();
-    if let Some((made, group)) = &*initialised {
+    if let Some((made, session)) = &*initialised {
         if backend == Backend::Any || *made == backend {
-            return Ok(group.clone());
+            return Ok(session.group());
         }
         return Err(invalid(format!("the default group was made with backend {made:?} before, not {backend:?}")));
     }
-    let Some((made, group)) = connect_environment(&launch_env::ProcessEnv, backend)? else {
+    let Some((made, session)) = connect_environment(&launch_env::ProcessEnv, backend)? else {
         if strict {
             return Err(invalid(match backend {
                 Backend::Jaccl => {
@@ -137,19 +137,40 @@ pub fn init_backend(strict: bool, backend: Backend) -> Result<Group> {
         }
         return Ok(Group::single());
     };
+    let group = session.group();
     set_default_group(group.clone());
-    *initialised = Some((made, group.clone()));
+    *initialised = Some((made, session));
     Ok(group)
 }
 
-/// The group that the environment describes and the backend that it runs on; `None` only if it describes no launch at
+/// A handle to the group that [`init`] made: what every rank is doing ([`Session::status`]), a barrier, and closing it.
+/// `None` before, and without a launch environment. Waits while `init` is at work on another thread.
+///
+/// ```no_run
+/// # fn main() -> nuvec_core::Result<()> {
+/// nuvec_distributed::init(false)?;
+/// std::thread::spawn(|| {
+///     let Some(session) = nuvec_distributed::session() else { return };
+///     while let Ok(status) = session.status() {
+///         print!("{status}");
+///         std::thread::sleep(std::time::Duration::from_secs(10));
+///     }
+/// });
+/// # Ok(())
+/// # }
+/// ```
+pub fn session() -> Option<Session> {
+    INITIALISED.lock().as_ref().map(|(_, session)| session.clone())
+}
+
+/// What the environment describes, connected, and the backend that it runs on; `None` only if it describes no launch at
 /// all: a process that was launched never runs alone because it asked for another backend.
-fn connect_environment(vars: &dyn launch_env::Vars, backend: Backend) -> Result<Option<(Backend, Group)>> {
+fn connect_environment(vars: &dyn launch_env::Vars, backend: Backend) -> Result<Option<(Backend, Session)>> {
     let env = launch_env::read(vars).map_err(convert::environment)?;
     match (env.ring, env.jaccl, backend) {
         (None, None, _) => Ok(None),
         (Some(ring), _, Backend::Any | Backend::Ring) => {
-            Ok(Some((Backend::Ring, Session::connect(&ring, &Options::from(env.settings))?.group())))
+            Ok(Some((Backend::Ring, Session::connect(&ring, &Options::from(env.settings))?)))
         }
         (None, Some(_), Backend::Ring) => Err(invalid(
             "the environment describes a JACCL launch, and the ring was asked for: set MLX_HOSTFILE, or ask for any backend",
@@ -162,12 +183,12 @@ fn connect_environment(vars: &dyn launch_env::Vars, backend: Backend) -> Result<
 }
 
 #[cfg(feature = "jaccl")]
-fn connect_jaccl(launch: launch_env::Jaccl, settings: launch_env::Settings) -> Result<Group> {
-    jaccl::init(&jaccl::Config::of_launch(launch, settings))
+fn connect_jaccl(launch: launch_env::Jaccl, settings: launch_env::Settings) -> Result<Session> {
+    jaccl::connect(&jaccl::Config::of_launch(launch, settings))
 }
 
 #[cfg(not(feature = "jaccl"))]
-fn connect_jaccl(_: launch_env::Jaccl, _: launch_env::Settings) -> Result<Group> {
+fn connect_jaccl(_: launch_env::Jaccl, _: launch_env::Settings) -> Result<Session> {
     Err(invalid(
         "the environment describes a JACCL launch, and this build has no JACCL: build it with the feature jaccl, or launch \
          with the ring backend (MLX_HOSTFILE)",
@@ -218,6 +239,13 @@ mod tests {
         vars.iter().map(|&(k, v)| (k.to_owned(), v.to_owned())).collect()
     }
 
+    /// No test of this process has a launch environment.
+    #[test]
+    fn there_is_a_session_only_of_what_init_connected() {
+        assert_eq!(init(false).unwrap().size(), 1);
+        assert!(session().is_none());
+    }
+
     #[test]
     fn nothing_of_a_launch_is_no_group_for_every_backend() {
         for backend in [Backend::Any, Backend::Ring, Backend::Jaccl] {
@@ -250,8 +278,8 @@ mod tests {
             ("MLX_JACCL_COORDINATOR", "127.0.0.1:5000"),
             ("MLX_RANK", "0"),
         ];
-        let (made, group) = connect_environment(&environment(&ring), Backend::Ring).unwrap().unwrap();
-        assert_eq!((made, group.size()), (Backend::Ring, 1));
+        let (made, session) = connect_environment(&environment(&ring), Backend::Ring).unwrap().unwrap();
+        assert_eq!((made, session.group().size()), (Backend::Ring, 1));
         for (vars, backend, what) in
             [(&ring[..], Backend::Jaccl, "a ring launch"), (&jaccl[..], Backend::Ring, "a JACCL launch")]
         {
@@ -265,8 +293,8 @@ mod tests {
         }
         let jaccl = connect_environment(&environment(&both), Backend::Jaccl);
         if cfg!(feature = "jaccl") {
-            let (made, group) = jaccl.unwrap().unwrap();
-            assert_eq!((made, group.size()), (Backend::Jaccl, 1));
+            let (made, session) = jaccl.unwrap().unwrap();
+            assert_eq!((made, session.group().size()), (Backend::Jaccl, 1));
         } else {
             let e = jaccl.expect_err("no JACCL here");
             assert!(e.to_string().contains("no JACCL"), "{e}");

@@ -36,6 +36,7 @@ struct Live {
 }
 
 /// A connected group of all ranks, and the tree that grows from it.
+#[derive(Clone)]
 pub(crate) struct Root {
     pub(crate) member: Arc<Member>,
     tree: Arc<Tree>,

@@ -11,7 +11,7 @@ use crate::ring::{self, Root};
 use crate::wire::Collectives;
 use crate::{Options, convert};
 
-/// A connected group, which can be looked at and closed, from any thread. Dropping it leaves the group open, since arrays
+/// A connected group, which can be looked at and closed, from any thread; clones are of the same group. Dropping it leaves the group open, since arrays
 /// may still use it: nuvec keeps every group. A group of one rank has nothing to connect or to close.
 ///
 /// ```
@@ -23,6 +23,7 @@ use crate::{Options, convert};
 /// session.close();
 /// # Ok::<(), nuvec_core::Error>(())
 /// ```
+#[derive(Clone)]
 pub struct Session {
     group: Group,
     root: Option<Root>,
@@ -53,8 +54,8 @@ impl Session {
     }
 
     /// What every rank does, as it last said at most about a second ago, in this group and those split from it; and how
-    /// much this rank has done in this one. On MLX's wire no rank tells what it does, and this one alone is in it. Never blocks, so another thread may ask while a call waits. A group that has
-    /// failed has a status still. Errors ([`Error::InvalidArgument`](nuvec_core::Error)): the group is closed; this is a
+    /// much this rank has done in this one. On MLX's wire no rank tells what it does, and this one alone is in it. Never
+    /// blocks, so another thread may ask while a call waits. A group that has failed has a status still. Errors ([`Error::InvalidArgument`](nuvec_core::Error)): the group is closed; this is a
     /// forked child.
     pub fn status(&self) -> Result<Status> {
         let Some(root) = &self.root else { return Ok(Status { ranks: Vec::new(), counters: None }) };
@@ -77,6 +78,12 @@ impl Session {
         if let Some(root) = &self.root {
             root.close();
         }
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Session(rank {} of {})", self.group.rank(), self.group.size())
     }
 }
 

@@ -23,6 +23,8 @@ pub struct RdmaFabric {
     /// Channels first: their last words go out before the ends of the links to the others.
     links: Mutex<Option<Links<RdmaChannel>>>,
     streams: Mutex<Streams>,
+    /// Whom streams join with this rank: all of a mesh, neighbours of a ring.
+    joined: Vec<usize>,
     registry: Arc<Registry>,
     bootstrap: Bootstrap,
     connections: usize,
@@ -49,6 +51,7 @@ impl RdmaFabric {
         connections: usize,
     ) -> Self {
         let mut all = Streams::default();
+        let joined = streams.iter().map(|(peer, _)| *peer).collect();
         for (peer, channel) in streams {
             let (sender, receiver) = channel.split();
             all.out.insert(peer, Some(sender));
@@ -57,6 +60,7 @@ impl RdmaFabric {
         Self {
             links: Mutex::new(Some(links)),
             streams: Mutex::new(all),
+            joined,
             registry,
             bootstrap,
             connections,
@@ -126,22 +130,28 @@ impl Fabric for RdmaFabric {
         self.streams.lock().rings.remove(&group).map(Err)
     }
 
+    fn check_stream(&self, rank: usize) -> Result<()> {
+        if self.joined.contains(&rank) {
+            return Ok(());
+        }
+        let what = format!("rank {rank} is no neighbour in the ring, and only neighbours are connected");
+        Err(self.error(Kind::Unsupported, what))
+    }
+
     fn open(&self, group: GroupId, to: usize, wake: &Arc<Wake>, _deadline: Deadline) {
         let mut streams = self.streams.lock();
-        let refusal = match streams.out.get(&to) {
-            _ if to >= self.size() => Some((Kind::Misuse, format!("there is no rank {to} to send to"))),
-            _ if to == self.rank() => Some((Kind::Misuse, "a rank opens no stream to itself".into())),
-            _ if group != GroupId::ROOT => Some((Kind::Unsupported, "no split on JACCL".into())),
-            _ if streams.closed => Some((Kind::Closed, "the group was closed".into())),
-            None => {
-                let what = format!("rank {to} is no neighbour in the ring, and only neighbours are connected");
-                Some((Kind::Unsupported, what))
-            }
-            Some(None) => Some((Kind::Misuse, format!("the stream to rank {to} was opened before"))),
-            Some(Some(_)) => None,
+        let refuse = |kind, what: &str| Err(self.error(kind, what.to_owned()));
+        let answer = match streams.out.get(&to) {
+            _ if to >= self.size() => refuse(Kind::Misuse, &format!("there is no rank {to} to send to")),
+            _ if to == self.rank() => refuse(Kind::Misuse, "a rank opens no stream to itself"),
+            _ if group != GroupId::ROOT => refuse(Kind::Unsupported, "no split on JACCL"),
+            _ if streams.closed => refuse(Kind::Closed, "the group was closed"),
+            None => self.check_stream(to),
+            Some(None) => refuse(Kind::Misuse, &format!("the stream to rank {to} was opened before")),
+            Some(Some(_)) => Ok(()),
         };
-        if let Some((kind, what)) = refusal {
-            streams.refused.insert((group, to), self.error(kind, what));
+        if let Err(refusal) = answer {
+            streams.refused.insert((group, to), refusal);
         }
         wake.notify();
     }

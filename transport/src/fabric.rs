@@ -127,6 +127,11 @@ pub trait Fabric: Send + Sync + 'static {
     /// The ring that [`open_ring`](Fabric::open_ring) began, once it is there or has failed.
     fn ring_opened(&self, group: GroupId) -> Option<Result<RingLinks<Self::Channel>>>;
 
+    /// Whether this rank and rank `rank` can open streams to each other. Errors:
+    /// [`Kind::Unsupported`](crate::Kind::Unsupported) if nothing joins the two.
+    fn check_stream(&self, _rank: usize) -> Result<()> {
+        Ok(())
+    }
     /// Begins to open a one-way stream to rank `to` for `group`; `wake` rings when [`opened`](Fabric::opened) has the
     /// result. The attempt ends by `deadline`.
     fn open(&self, group: GroupId, to: usize, wake: &Arc<Wake>, deadline: Deadline);

@@ -116,12 +116,12 @@ fn parts(programs: &Programs) -> Vec<Part> {
         ring_test(ranks, "--connections 2 --topology ring", 0.0);
     }
     ring_test(3, "--connections 1 --topology mesh --queue-pairs uc --key", 0.0);
+    ring_test(4, "--connections 2 --topology ring --queue-pairs uc", 0.0);
     for kind in ["rc", "uc"] {
         let only = |what: &str| format!("--connections 1 --queue-pairs {kind} {what}");
         ring_test(3, &only("--topology mesh --only mixed"), 1.0);
         ring_test(3, &only("--topology ring --only mixed"), 1.0);
         ring_test(2, &only("--cut 1"), 0.0);
-        ring_test(3, &only("--cut 1"), 0.0);
         ring_test(3, &only("--kill 1"), 0.0);
         ring_test(3, &only("--topology ring --kill 0"), 0.0);
     }

@@ -127,7 +127,6 @@ pub(crate) struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
     Tcp,
-    #[value(hide = true)]
     Rdma,
 }
 

@@ -36,16 +36,17 @@ impl Device {
     }
 
     /// # Safety
-    /// `device` came from [`Device::make`], and is not used afterwards.
+    /// `device` came from [`Device::make`], was not freed, and is not used afterwards.
     pub(super) unsafe fn free(device: *mut b::ibv_device) {
         // SAFETY: `make` leaked a box of this type, of which the library's structure is the first field.
         drop(unsafe { Box::from_raw(device.cast::<Self>()) });
     }
 
     /// # Safety
-    /// `device` came from [`Device::make`] and was not freed.
+    /// `device` came from [`Device::make`] and is not freed while the result is used.
     pub(super) unsafe fn of<'a>(device: *mut b::ibv_device) -> &'a Self {
-        // SAFETY: as above; nobody writes it after it was made.
+        // SAFETY: `make` leaked a box of this type, of which the library's structure is the first field; the caller
+        // sees to it that the box is there, and nobody writes it after it was made.
         unsafe { &*device.cast::<Self>() }
     }
 }
@@ -58,7 +59,7 @@ impl Context {
     }
 
     /// # Safety
-    /// `context` came from [`Context::make`], and is not used afterwards.
+    /// `context` came from [`Context::make`], was not freed, and is not used afterwards.
     pub(super) unsafe fn free(context: *mut b::ibv_context) {
         // SAFETY: `make` leaked a box of this type, of which the library's structure is the first field.
         let this = unsafe { Box::from_raw(context.cast::<Self>()) };
@@ -66,9 +67,10 @@ impl Context {
     }
 
     /// # Safety
-    /// `context` came from [`Context::make`] and was not freed.
+    /// `context` came from [`Context::make`] and is not freed while the result is used.
     pub(super) unsafe fn of<'a>(context: *mut b::ibv_context) -> &'a Self {
-        // SAFETY: as above; nobody writes it after it was made.
+        // SAFETY: `make` leaked a box of this type, of which the library's structure is the first field; the caller
+        // sees to it that the box is there, and nobody writes it after it was made.
         unsafe { &*context.cast::<Self>() }
     }
 }

@@ -354,7 +354,7 @@ unsafe extern "C" fn poll_cq(queue: *mut b::ibv_cq, most: c_int, into: *mut b::i
     for (i, entry) in taken.into_iter().enumerate() {
         // SAFETY: the caller's array has `most` entries, and no more than these were taken.
         let place = unsafe { into.add(i) };
-        // SAFETY: as above: valid for a write.
+        // SAFETY: an entry of the caller's array, which is valid for a write.
         unsafe { place.write(entry) };
     }
     count as c_int
@@ -410,7 +410,7 @@ unsafe extern "C" fn create_qp(domain: *mut b::ibv_pd, attributes: *mut b::ibv_q
 }
 
 unsafe extern "C" fn modify_qp(pair: *mut b::ibv_qp, attributes: *mut b::ibv_qp_attr, _mask: c_int) -> c_int {
-    // SAFETY: the queue pair is alive, and used by one thread at a time.
+    // SAFETY: the queue pair is alive, was made by `create_qp`, and is used by one thread at a time: its owner's.
     let pair = unsafe { &mut *pair };
     // SAFETY: the caller's structure is initialised.
     let attributes = unsafe { ptr::read(attributes) };
@@ -418,7 +418,7 @@ unsafe extern "C" fn modify_qp(pair: *mut b::ibv_qp, attributes: *mut b::ibv_qp_
     let Context { shared, .. } = unsafe { Context::of(pair.context) };
     let mut state = shared.lock();
     if attributes.qp_state == b::IBV_QPS_RTR {
-        // SAFETY: every bit pattern of the union is a valid array of bytes.
+        // SAFETY: every bit pattern of the union is a valid array of bytes, and the caller's structure is initialised.
         let gid = unsafe { attributes.ah_attr.grh.dgid.raw };
         // As from a device that asks the network for the peer's address.
         if state.device_of(gid).is_none() {

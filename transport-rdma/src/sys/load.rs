@@ -44,8 +44,9 @@ impl Verbs {
     fn open_one_of(names: &[&str]) -> Result<Arc<Self>> {
         let mut tried = Vec::new();
         for name in names {
-            // SAFETY: opening runs the library's initialisers. These are names of rdma-core's library (or Apple's, with
-            // the same interface), whose initialisers only set up its own state and may run on any thread.
+            // SAFETY: opening runs the library's initialisers, and dropping its finalisers. These are names of
+            // rdma-core's library (or Apple's, with the same interface), whose initialisers only set up its own state
+            // and may run on any thread, as may its finalisers, once nobody has a function or an object of it.
             match unsafe { Library::new(name) } {
                 Ok(library) => return Self::from_library(library, name).map(Arc::new),
                 Err(e) => tried.push(format!("{name} ({e})")),

@@ -54,9 +54,11 @@ pub(crate) struct CompletionChannel {
     device: Arc<Device>,
 }
 
-// SAFETY: as for `Device`: verbs may be called from any thread; the channel's descriptor is not changed after `new`.
+// SAFETY: a channel is bound to no thread: verbs on it may be called from any (see `Device`). The other fields are
+// `Send`.
 unsafe impl Send for CompletionChannel {}
-// SAFETY: as above.
+// SAFETY: `&CompletionChannel` leads to reads of the descriptor, which nobody writes after the channel was made, and to
+// verbs, which lock what they share (see `Device`). The other fields are `Sync`.
 unsafe impl Sync for CompletionChannel {}
 
 impl CompletionChannel {
@@ -75,7 +77,8 @@ impl CompletionChannel {
 
 impl AsFd for CompletionChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel lives until `self` is dropped, and nobody writes it after it was made.
+        // SAFETY: the channel lives until `self` is dropped. Of its fields the library writes only the count of its
+        // queues after it was made, and only the descriptor is read.
         let descriptor = unsafe { (*self.raw.as_ptr()).fd };
         // SAFETY: the descriptor is open until ibv_destroy_comp_channel, which only `drop` calls, and it is not −1: the
         // channel was made.
@@ -85,7 +88,8 @@ impl AsFd for CompletionChannel {
 
 impl Drop for CompletionChannel {
     fn drop(&mut self) {
-        // SAFETY: the channel came from ibv_create_comp_channel and is destroyed once, here; its queue holds an `Arc` of it.
+        // SAFETY: the channel came from ibv_create_comp_channel and is destroyed once, here. Its queue holds an `Arc`
+        // of it, so that is gone, or was not destroyed; then the call refuses, and nobody uses either.
         let code = unsafe { (self.events.destroy_comp_channel)(self.raw.as_ptr()) };
         if let Err(e) = check(code) {
             tracing::warn!("ibv_destroy_comp_channel({}): {e}", self.device.name());
@@ -100,7 +104,8 @@ pub(crate) struct CompletionQueue {
     device: Arc<Device>,
 }
 
-// SAFETY: as for `Device`: verbs may be called from any thread.
+// SAFETY: a queue is bound to no thread: verbs on it may be called from any (see `Device`), and those that change it
+// take `&mut self`. The other fields are `Send`.
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
@@ -176,8 +181,9 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: the queue came from ibv_create_cq and is destroyed once, here. Its queue pair is gone: it holds this value
-        // and drops it afterwards. Every event that was taken was acknowledged, so the call does not wait.
+        // SAFETY: the queue came from ibv_create_cq and is destroyed once, here. Its queue pair was never made, or is
+        // gone: it holds this value and drops it afterwards. Every event that was taken was acknowledged, so the call
+        // does not wait.
         let code = unsafe { (self.device.verbs().destroy_cq)(self.raw.as_ptr()) };
         if let Err(e) = check(code) {
             tracing::warn!("ibv_destroy_cq({}): {e}", self.device.name());

@@ -53,7 +53,7 @@ impl DeviceList {
         (0..self.count).map(|i| {
             // SAFETY: the library said that the list has `count` entries, and it is freed only when `self` is dropped.
             let entry = unsafe { self.list.as_ptr().add(i) };
-            // SAFETY: as above: an initialised entry of the list, which nobody writes.
+            // SAFETY: `i` is below `count`, so this is an initialised entry of the list, which nobody writes.
             unsafe { *entry }
         })
     }
@@ -64,7 +64,8 @@ impl DeviceList {
         if name.is_null() {
             return String::new();
         }
-        // SAFETY: not null, and ibv_get_device_name(3) returns a string that ends and lives as long as the device's entry.
+        // SAFETY: not null, so it is a string that ends, part of the device, which lives at least as long as the list;
+        // it is copied at once.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
     }
 
@@ -104,10 +105,11 @@ pub(crate) struct Device {
     verbs: Arc<Verbs>,
 }
 
-// SAFETY: verbs may be called from any thread, on one object from several at once (rdma-core, Documentation/libibverbs.md:
-// the library is thread-safe); the context is changed by none of ours after it was opened.
+// SAFETY: a context is bound to no thread: any may call verbs on it, or close it ("by default all verbs objects are
+// safe for multi-threaded access", ibv_alloc_td(3), and no thread domain is made here). The other fields are `Send`.
 unsafe impl Send for Device {}
-// SAFETY: as above.
+// SAFETY: what `&Device` leads to is calls of verbs, which lock what they share (see above), and reads of the context's
+// operations, which nobody writes after it was opened. The other fields are `Sync`.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -139,7 +141,7 @@ impl Device {
     /// port is not active, or has no usable GID.
     pub(crate) fn port(&self, gid_index: Option<u32>) -> Result<Port> {
         const NUMBER: u8 = 1;
-        // The function fills only the older, shorter structure: the rest stays zero.
+        // rdma-core's function fills only an older, shorter structure (to `flags`): the rest stays zero.
         let mut attributes = b::ibv_port_attr::default();
         // SAFETY: the context is open as long as `self` is. The function writes a structure that begins as this one and
         // is no longer, and this is a live local.
@@ -221,7 +223,7 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         // SAFETY: the context came from ibv_open_device and is closed once, here. Whatever was made of it holds an `Arc` of
-        // this value, so nothing of it is left, or was leaked on purpose, together with its `Arc`.
+        // this value, so nobody uses any of it any more; what could not be destroyed may be left (ibv_close_device(3)).
         let code = unsafe { (self.verbs.close_device)(self.raw.as_ptr()) };
         if let Err(e) = check(code) {
             tracing::warn!("ibv_close_device({}): {e}", self.name);

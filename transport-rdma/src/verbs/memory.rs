@@ -17,9 +17,10 @@ pub(crate) struct ProtectionDomain {
     device: Arc<Device>,
 }
 
-// SAFETY: as for `Device`: verbs may be called from any thread, and the domain is changed by none of ours.
+// SAFETY: a domain is bound to no thread: any may use it, or free it (see `Device`). The other field is `Send`.
 unsafe impl Send for ProtectionDomain {}
-// SAFETY: as above.
+// SAFETY: `&ProtectionDomain` leads only to verbs that make objects of it, which lock what they share (see `Device`);
+// nothing here reads or writes its fields. The other field is `Sync`.
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
@@ -69,10 +70,11 @@ pub(crate) struct Slab {
     domain: Arc<ProtectionDomain>,
 }
 
-// SAFETY: the region is changed by no call of ours, and each part of the memory is reached through one `Slot` alone, which
-// borrows as a `Vec` would.
+// SAFETY: the memory is the allocator's and the region the library's; both may be given back from any thread (see
+// `Device`). The other fields are `Send`.
 unsafe impl Send for Slab {}
-// SAFETY: as above.
+// SAFETY: `&Slab` leads to reads of the region's key, which nobody writes after it was registered, and to the memory
+// only through slots: each part through one `Slot` alone, which borrows as a `Vec` would. The other fields are `Sync`.
 unsafe impl Sync for Slab {}
 
 impl Slab {
@@ -183,15 +185,18 @@ impl Slot {
 
     /// Its bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `size` bytes from the slot's address lie within the slab's memory, which is initialised and lives as long
-        // as `self`. There is one `Slot` of each index, it is not posted while it is held, so neither the device nor other
-        // code writes them while it is borrowed.
+        // SAFETY: `size` bytes from the slot's address lie within the slab's memory, which was zeroed and lives as long
+        // as `self`. There is one `Slot` of each index, and while it is held it is not posted: no other code writes the
+        // bytes while they are borrowed, nor does the device, for whose word it is taken that it is done with what it
+        // completes.
         unsafe { std::slice::from_raw_parts(self.address().as_ptr(), self.slab.size) }
     }
 
     /// Its bytes, to be written.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `bytes`; `self` is borrowed alone, so nobody else reads or writes them.
+        // SAFETY: these are initialised bytes of the slab's memory, which lives as long as `self` (see `bytes`).
+        // `self`, the only slot of its index, is borrowed alone and not posted, so neither other code nor the device
+        // reads or writes them meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.address().as_ptr(), self.slab.size) }
     }
 }

@@ -119,7 +119,8 @@ impl Posted {
     }
 }
 
-// SAFETY: verbs may be called from any thread; the queue pair is reached through `&mut self`, or for its number.
+// SAFETY: a queue pair is bound to no thread: verbs on it may be called from any (see `Device`); it is reached through
+// `&mut self`, or for its number. The other fields are `Send`.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
@@ -313,7 +314,8 @@ impl Drop for QueuePair {
             return;
         }
         let device = self.parts.domain.device();
-        // SAFETY: the queue pair came from ibv_create_qp and is destroyed once, here; it is in no multicast group.
+        // SAFETY: the queue pair came from ibv_create_qp, in this process, and is destroyed once, here; it is in no
+        // multicast group, and no asynchronous event of it was taken, for which the call would wait.
         let code = unsafe { (device.verbs().destroy_qp)(self.raw.as_ptr()) };
         match check(code) {
             // SAFETY: dropped once, here, and not used afterwards. The queue pair is gone, so the device works on none of
@@ -412,9 +414,12 @@ impl Prepared {
             qp_state: b::IBV_QPS_RTS,
             sq_psn: to.own_sequence,
             max_rd_atomic: u8::from(reliable),
-            // 4.096 µs · 2^16 = 0.27 s, eight times: a dead peer is noticed after 2 to 9 s, depending on the device.
-            timeout: if reliable { 16 } else { 0 },
-            retry_cnt: if reliable { 7 } else { 0 },
+            // 4.096 µs · 2^18 = 1.1 s, or up to four times that, depending on the device, which sends seven times. That is for
+            // what is lost: a peer that is dead is noticed by its bootstrap connection, one that is cut off by the call's
+            // time-out. Shorter, and a device that is merely slow (Soft-RoCE on a busy machine: 0.3 s) sends again what is
+            // under way. Soft-RoCE takes 7 retries for any number.
+            timeout: if reliable { 18 } else { 0 },
+            retry_cnt: if reliable { 6 } else { 0 },
             rnr_retry: if reliable { 7 } else { 0 },
             ..Default::default()
         };

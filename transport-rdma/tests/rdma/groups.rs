@@ -84,6 +84,7 @@ fn streams_join_linked_ranks_both_ways_and_others_are_told_that_they_are_not_lin
                 let opened = fabrics[from].opened(GroupId::ROOT, to).expect("an answer at once");
                 let apart = (from + size - to) % size;
                 let linked = from != to && (topology == Topology::Mesh || [1, size - 1].contains(&apart));
+                assert_eq!(fabrics[from].check_stream(to).is_ok(), linked, "{topology:?}: {from} to {to}");
                 match opened {
                     Ok(mut senders) => {
                         assert!(linked, "{topology:?}: {from} to {to}");
