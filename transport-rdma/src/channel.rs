@@ -99,6 +99,7 @@ impl Drop for RdmaSender {
 impl RdmaReceiver {
     /// The next message with something in it, if there is one.
     fn next(&mut self) -> Result<Option<&mut Message>> {
+        self.endpoint.check_process()?;
         if self.message.as_ref().is_none_or(|message| message.rest().is_empty()) {
             self.message = self.endpoint.receive(self.message.take())?;
         }

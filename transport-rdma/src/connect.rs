@@ -17,10 +17,7 @@ use crate::options::{Options, QueuePairs, Topology};
 use crate::plan::{Place, Role, places};
 use crate::registry::{Registry, Watch};
 use crate::sys::Verbs;
-use crate::verbs::{
-    CompletionChannel, CompletionQueue, Connection, Depths, DeviceList, Gid, Port, Prepared, ProtectionDomain,
-    QueuePairType,
-};
+use crate::verbs::{Connection, Depths, DeviceList, Gid, Port, Prepared, ProtectionDomain, QueuePairType};
 
 /// How long a channel over unreliable queue pairs waits before it asks a silent peer.
 const ASK_AFTER: Duration = Duration::from_millis(100);
@@ -141,7 +138,6 @@ pub(crate) struct End {
     prepared: Prepared,
     domain: Arc<ProtectionDomain>,
     port: Port,
-    bell: Option<Arc<CompletionChannel>>,
 }
 
 /// A device that was opened.
@@ -197,11 +193,9 @@ fn end(place: Place, opened: &Opened, kind: &mut Kinds, options: &Options) -> Re
     let prepare = |kind: QueuePairType| {
         let sends = config(kind, depth, message, Duration::ZERO).send_slots();
         let depths = Depths { sends, receives: depth };
-        let bell = CompletionChannel::new(device);
-        let completions = CompletionQueue::new(device, sends + depth, bell.clone())?;
-        Ok((kind, bell, Prepared::new(&opened.domain, completions, kind, depths, &opened.port)?))
+        Ok((kind, Prepared::new(&opened.domain, kind, depths, &opened.port)?))
     };
-    let (made, bell, prepared) = match *kind {
+    let (made, prepared) = match *kind {
         Kinds::Fixed(kind) => prepare(kind)?,
         Kinds::Any => match prepare(QueuePairType::Rc) {
             Err(e) if e.kind() != Kind::Exhausted => prepare(QueuePairType::Uc).map_err(|_| e)?,
@@ -224,7 +218,7 @@ fn end(place: Place, opened: &Opened, kind: &mut Kinds, options: &Options) -> Re
         sequence: random()? & SEQUENCE_MASK,
         gid: opened.port.gid,
     };
-    Ok(End { place, offer, prepared, domain: Arc::clone(&opened.domain), port: opened.port, bell })
+    Ok(End { place, offer, prepared, domain: Arc::clone(&opened.domain), port: opened.port })
 }
 
 fn random() -> Result<u32> {
@@ -266,7 +260,7 @@ pub(crate) fn connect_end(
     peer: Peer,
     timeout: Duration,
 ) -> Result<(Place, Arc<Endpoint>)> {
-    let End { place, offer: own, prepared, domain, port, bell } = end;
+    let End { place, offer: own, prepared, domain, port } = end;
     let is_counterpart = |theirs: &&Offer| {
         usize::from(theirs.peer) == rank && theirs.role == place.role.counterpart() && theirs.index == own.index
     };
@@ -297,7 +291,7 @@ pub(crate) fn connect_end(
     let slots = Slots::new(&domain, &link)?;
     let agreement = Agreement { kind: own.kind, link, port, connection };
     let named = |e: Error| if e.peer().is_some() { e } else { e.with_peer(&peer) };
-    let endpoint = Endpoint::new(prepared, slots, &agreement, bell, peer.clone()).map_err(named)?;
+    let endpoint = Endpoint::new(prepared, slots, &agreement, peer.clone()).map_err(named)?;
     Ok((place, endpoint))
 }
 

@@ -127,13 +127,8 @@ pub(crate) struct Agreement {
 impl Endpoint {
     /// Connects a prepared queue pair, with all its receives posted. Errors: no memory can be registered; or the peer cannot
     /// be reached. They do not name the peer.
-    pub(crate) fn new(
-        mut prepared: Prepared,
-        slots: Slots,
-        agreement: &Agreement,
-        bell: Option<Arc<CompletionChannel>>,
-        peer: Peer,
-    ) -> Result<Arc<Self>> {
+    pub(crate) fn new(mut prepared: Prepared, slots: Slots, agreement: &Agreement, peer: Peer) -> Result<Arc<Self>> {
+        let bell = prepared.bell();
         let Slots { sends, mut receives } = slots;
         let mut link = Link::new(agreement.link).map_err(|fault| broke(&fault))?;
         while let Some(index) = link.next_receive() {
@@ -353,7 +348,8 @@ impl Endpoint {
         state.ended.get_or_insert_with(|| (now, why.clone()));
     }
 
-    fn check_process(&self) -> Result<()> {
+    /// Errors: this is a forked child of the process that the queue pair is of.
+    pub(crate) fn check_process(&self) -> Result<()> {
         if self.process == std::process::id() {
             return Ok(());
         }

@@ -22,6 +22,7 @@ mod objects;
 mod state;
 mod table;
 
+use std::num::NonZeroU64;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -84,7 +85,7 @@ pub struct Faults {
     /// Queue pairs lose the messages of these numbers, counted from 0 over all that the device sends. Reliable ones lose none.
     pub lose: Vec<u64>,
     /// Queue pairs lose one message in so many. Reliable ones lose none.
-    pub lose_one_in: Option<u64>,
+    pub lose_one_in: Option<NonZeroU64>,
     /// Nothing goes in or out any more: the cable is cut, or the process that used it was killed.
     pub cut: bool,
     /// Queue pairs are not destroyed.

@@ -90,7 +90,7 @@ impl Config {
 
     /// How many data messages may be on their way at once: the receives that are not kept for control messages.
     pub(crate) fn credits(&self) -> usize {
-        (self.depth + 1).saturating_sub(Self::least_depth(self.reliable))
+        self.depth.saturating_sub(Self::least_depth(self.reliable) - 1)
     }
 
     /// Send slots, which is also the greatest number of sends that are posted at once: one for each credit, of

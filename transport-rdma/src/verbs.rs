@@ -12,7 +12,8 @@ mod gid;
 mod memory;
 mod queue_pair;
 
-pub(crate) use completion::{Completion, CompletionChannel, CompletionQueue, Work};
+use completion::CompletionQueue;
+pub(crate) use completion::{Completion, CompletionChannel, Work};
 pub(crate) use device::{Device, DeviceList, Port};
 pub(crate) use gid::Gid;
 pub(crate) use memory::{ProtectionDomain, Slab, Slot};

@@ -29,7 +29,7 @@ const HEADER: &str = "#include <infiniband/verbs.h>\n";
 /// The functions whose types are generated. Bindings of further ones are not wanted: every one is a promise of the library.
 const FUNCTIONS: &str = "ibv_(get_device_list|free_device_list|get_device_name|open_device|close_device|query_device\
     |query_port|query_gid|alloc_pd|dealloc_pd|reg_mr|dereg_mr|create_cq|destroy_cq|create_qp|modify_qp|destroy_qp\
-    |create_comp_channel|destroy_comp_channel|get_cq_event|ack_cq_events)|_ibv_query_gid_ex";
+    |create_comp_channel|destroy_comp_channel|get_cq_event|ack_cq_events|fork_init)|_ibv_query_gid_ex";
 
 /// The structures and enumerations, beside those that the functions name.
 const TYPES: &str = "ibv_(wc|send_wr|recv_wr|sge|gid_entry|port_attr|qp_attr_mask|send_flags|access_flags|gid_type)";

@@ -56,6 +56,8 @@ struct Part {
     loss: f64,
     /// How long it may take.
     limit: Duration,
+    /// What it prints is a result, shown when it passes too.
+    measures: bool,
 }
 
 /// The programs that the RDMA tests run, built outside.
@@ -64,8 +66,10 @@ pub(crate) struct Programs {
     /// This program.
     xtask: PathBuf,
     rank: PathBuf,
-    /// The example of `transport-rdma`.
+    /// Examples of `transport-rdma`.
     conformance: PathBuf,
+    build_ups: PathBuf,
+    perftest: PathBuf,
 }
 
 impl Programs {
@@ -75,12 +79,14 @@ impl Programs {
             xtask: std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?,
             rank: cargo::program(executables, "rank")?,
             conformance: cargo::program(executables, "conformance")?,
+            build_ups: cargo::program(executables, "build_ups")?,
+            perftest: cargo::program(executables, "perftest")?,
         })
     }
 
     fn build() -> Result<Self> {
         let packages = ["-p", "nuvec-distributed-tests", "-p", "nuvec-transport-rdma"];
-        let arguments = ["build", "--profile", "ci", "--bin", "rank", "--example", "conformance"];
+        let arguments = ["build", "--profile", "ci", "--bin", "rank", "--examples"];
         Self::among(&cargo::build(&[&arguments[..], &packages[..]].concat())?)
     }
 }
@@ -90,13 +96,21 @@ fn parts(programs: &Programs) -> Vec<Part> {
     let mut parts = machine_parts();
     let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
     let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
-    parts.push(Part {
-        name: "the channels' suite, RC and UC".into(),
-        command: [vec![programs.conformance.display().to_string()], words("rxe0 rxe1")].concat(),
-        devices: 2,
-        limit: minutes(5),
-        ..Part::default()
-    });
+    let mut example = |name: &str, program: &Path, measures: bool| {
+        // What the kernel has of devices' objects, but for the queue pairs of its own: the same before and after.
+        let script = "rdma resource show > /tmp/before; \"$0\" rxe0 rxe1; rdma resource show | diff /tmp/before -";
+        parts.push(Part {
+            name: name.into(),
+            command: vec!["sh".into(), "-euc".into(), script.into(), program.display().to_string()],
+            devices: 2,
+            limit: minutes(5),
+            measures,
+            ..Part::default()
+        });
+    };
+    example("the channels' suite, RC and UC", &programs.conformance, false);
+    example("1000 groups come and go, and leave nothing", &programs.build_ups, false);
+    example("latency and bandwidth beside perftest's", &programs.perftest, true);
     // Ranks on devices of their own.
     let mut ring_test = |ranks: usize, options: &str, loss: f64| {
         let program = ["--program".into(), programs.rank.display().to_string()];
@@ -154,7 +168,7 @@ fn machine_parts() -> Vec<Part> {
             "test $(id -u) = 0; test $(ulimit -l) = unlimited
             for device in rxe0 rxe1; do ibv_devices | grep -w $device; done
             for place in /tmp /dev/shm \"$PWD\"; do touch $place/rdma-vm-probe; done
-            test -d /proc/self/fd; test -d /sys/class/infiniband/rxe0",
+            test -d /dev/fd; test -d /sys/class/infiniband/rxe0",
         ),
         shell("ibv_rc_pingpong", 2, 0.0, &pair("rc", "-n 100")),
         shell("ibv_uc_pingpong", 2, 0.0, &pair("uc", "-n 100")),
@@ -276,6 +290,9 @@ impl Report<'_> {
                 let output = std::mem::take(&mut self.output);
                 if status == 0 {
                     self.passed += 1;
+                    if part.measures {
+                        let _ = self.out.write_all(&output);
+                    }
                     writeln!(self.out, "passed   {} ({seconds:.1} s)", part.name)
                 } else {
                     let how = if timed_out(status, elapsed, part.limit) {
@@ -310,6 +327,7 @@ pub(crate) fn missing() -> Option<String> {
         ("kmod", find("modprobe").is_some() && find("depmod").is_some()),
         ("iproute2", ["ip", "tc", "rdma"].iter().all(|program| find(program).is_some())),
         ("ibverbs-utils", find("ibv_devices").is_some()),
+        ("perftest", find("ib_send_lat").is_some()),
         ("ibverbs-providers", Path::new("/etc/libibverbs.d/rxe.driver").exists()),
         ("util-linux", find("setpriv").is_some()),
     ];
@@ -367,7 +385,13 @@ mod tests {
     #[test]
     fn every_part_has_a_name_of_its_own_a_command_a_device_and_a_limit() {
         let program = |name: &str| PathBuf::from(name);
-        let programs = Programs { xtask: program("xtask"), rank: program("rank"), conformance: program("conformance") };
+        let programs = Programs {
+            xtask: program("xtask"),
+            rank: program("rank"),
+            conformance: program("conformance"),
+            build_ups: program("build_ups"),
+            perftest: program("perftest"),
+        };
         let parts = parts(&programs);
         let names: std::collections::BTreeSet<_> = parts.iter().map(|part| &part.name).collect();
         assert_eq!(names.len(), parts.len());
@@ -377,17 +401,25 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_fails_shows_its_output_and_one_that_passes_does_not() {
+    fn a_part_shows_its_output_if_it_fails_or_measures() {
         let part = |name: &str| Part { name: name.into(), limit: Duration::from_secs(9), ..Part::default() };
-        let parts = [part("a"), part("b")];
+        let parts = [part("a"), part("b"), Part { measures: true, ..part("c") }];
         let mut out = Vec::new();
         let since = Instant::now();
         let mut report = Report { parts: &parts, passed: 0, ended: 0, output: Vec::new(), since, out: &mut out };
-        for event in [Event::Output(b"x\n"), Event::End(0), Event::Output(b"why"), Event::End(3)] {
+        for event in [
+            Event::Output(b"x\n"),
+            Event::End(0),
+            Event::Output(b"why"),
+            Event::End(3),
+            Event::Output(b"7 s\n"),
+            Event::End(0),
+        ] {
             report.take(event);
         }
-        assert_eq!((report.passed, report.ended), (1, 2));
-        assert_eq!(String::from_utf8(out).unwrap(), "passed   a (0.0 s)\nwhy\nFAILED   b (0.0 s): exit code 3\n");
+        assert_eq!((report.passed, report.ended), (2, 3));
+        let expected = "passed   a (0.0 s)\nwhy\nFAILED   b (0.0 s): exit code 3\n7 s\npassed   c (0.0 s)\n";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
     }
 
     #[test]

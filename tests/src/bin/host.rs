@@ -392,6 +392,9 @@ fn fork(session: Session, end: End) -> Result<()> {
     // allocates and prints, which the libraries of Linux and macOS keep usable after fork, and no other thread of this
     // program holds the lock of standard output. That user programs do so is why this is tested.
     let child = unsafe { libc::fork() };
+    if child < 0 {
+        return Err(Error::Io(format!("fork: {}", std::io::Error::last_os_error())));
+    }
     if child == 0 {
         #[expect(unsafe_code, reason = "the child must not outlive a call that hangs")]
         // SAFETY: alarm(2) is async-signal-safe and takes a number; SIGALRM's disposition is the default one.

@@ -277,7 +277,7 @@ impl State {
         let (reliable, sender) = (pair.kind == b::IBV_QPT_RC, &mut self.devices[pair.device]);
         let sequence = sender.sent;
         sender.sent += 1;
-        let one_in = sender.faults.lose_one_in.is_some_and(|n| sequence % n == n - 1);
+        let one_in = sender.faults.lose_one_in.is_some_and(|n| sequence % n == n.get() - 1);
         let lost = !reliable && (one_in || sender.faults.lose.contains(&sequence));
         self.travel(number, request, lost);
         Ok(())
@@ -369,14 +369,18 @@ impl State {
                 pair.unpolled = pair.unpolled.saturating_sub(1);
             }
         }
+        let mut strayed = None;
         if let Some(first) = taken.first_mut() {
             if let Some(status) = faults.status.take() {
                 (first.status, first.vendor_err) = (status, 0x99);
             }
             if let Some(id) = faults.wr_id.take() {
                 first.wr_id = id;
+                strayed = Some(first.qp_num);
             }
         }
+        // A completion of work that is still posted gives memory back that a message may yet be written to: none may.
+        strayed.into_iter().for_each(|number| self.break_pair(number));
         Some(taken)
     }
 }

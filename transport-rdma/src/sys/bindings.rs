@@ -934,3 +934,4 @@ pub type ibv_ack_cq_events = unsafe extern "C" fn(cq: *mut ibv_cq, nevents: ::co
 pub type ibv_create_qp = unsafe extern "C" fn(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
 pub type ibv_modify_qp = unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: ::core::ffi::c_int) -> ::core::ffi::c_int;
 pub type ibv_destroy_qp = unsafe extern "C" fn(qp: *mut ibv_qp) -> ::core::ffi::c_int;
+pub type ibv_fork_init = unsafe extern "C" fn() -> ::core::ffi::c_int;

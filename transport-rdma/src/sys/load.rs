@@ -6,11 +6,11 @@ use std::sync::Arc;
 use libloading::Library;
 use nuvec_transport::{Error, Kind, Result};
 
-use super::{DeviceSource, Events, Verbs, bindings as b};
+use super::{DeviceSource, Events, Verbs, bindings as b, check};
 
 /// The names that the library may have here, in the order in which they are tried.
 const NAMES: &[&str] = if cfg!(target_os = "macos") {
-    &["librdma.dylib", "/usr/lib/librdma.dylib"]
+    &["/usr/lib/librdma.dylib", "librdma.dylib"]
 } else {
     &["libibverbs.so.1", "libibverbs.so"]
 };
@@ -84,6 +84,13 @@ impl Verbs {
             }
             _ => None,
         };
+        // Where the kernel does not copy registered memory on fork, a child of the process would otherwise leave the parent
+        // with pages of which the device does not know.
+        if let Ok(fork_init) = function!(ibv_fork_init) {
+            // SAFETY: may be called at any time, and more than once; what was registered before stays as it was.
+            let done = check(unsafe { fork_init() });
+            tracing::debug!("ibv_fork_init: {done:?}");
+        }
         Ok(Self {
             get_device_name: function!(ibv_get_device_name).map_err(missing)?,
             open_device: function!(ibv_open_device).map_err(missing)?,

@@ -63,7 +63,7 @@ unsafe impl Sync for CompletionChannel {}
 
 impl CompletionChannel {
     /// A new channel whose descriptor does not block, or `None` where the library or the device has none.
-    pub(crate) fn new(device: &Arc<Device>) -> Option<Arc<Self>> {
+    fn new(device: &Arc<Device>) -> Option<Arc<Self>> {
         let events = device.verbs().events?;
         // SAFETY: the context is open as long as `device` is.
         let raw = unsafe { (events.create_comp_channel)(device.raw().as_ptr()) };
@@ -109,23 +109,30 @@ pub(crate) struct CompletionQueue {
 unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue for `entries` completions, which rings `channel` where it is armed. Errors: the device refuses.
-    pub(crate) fn new(device: &Arc<Device>, entries: usize, channel: Option<Arc<CompletionChannel>>) -> Result<Self> {
+    /// A queue for `entries` completions, with a channel of its own where the device has any. Errors: the device refuses.
+    pub(super) fn new(device: &Arc<Device>, entries: usize) -> Result<Self> {
+        let channel = CompletionChannel::new(device);
         let length = i32::try_from(entries).unwrap_or(i32::MAX);
         let bell = channel.as_ref().map_or(ptr::null_mut(), |channel| channel.raw.as_ptr());
-        // SAFETY: the context is open as long as `device` is; the channel is null, or one of this context that lives as
-        // long as the queue, which holds it. The context pointer is ours to choose, the vector 0 exists always.
+        // SAFETY: the context is open as long as `device` is; the channel is null, or one of this context, which has no
+        // other queue and lives as long as this one, which holds it. The context pointer is ours to choose, the vector 0 exists always.
         let raw =
             unsafe { (device.verbs().create_cq)(device.raw().as_ptr(), length, ptr::null_mut::<c_void>(), bell, 0) };
         let Some(raw) = NonNull::new(raw) else {
+            let e = io::Error::last_os_error();
             let what = format!("{} gives no completion queue for {entries} entries", device.name());
-            return Err(Error::from_io("ibv_create_cq", what, &io::Error::last_os_error()));
+            return Err(Error::from_io("ibv_create_cq", what, &e));
         };
         Ok(Self { raw, channel, device: Arc::clone(device) })
     }
 
     pub(super) fn raw(&self) -> NonNull<b::ibv_cq> {
         self.raw
+    }
+
+    /// What rings when the queue was armed and has something.
+    pub(super) fn bell(&self) -> Option<&Arc<CompletionChannel>> {
+        self.channel.as_ref()
     }
 
     /// Fills `into` with completions, and returns how many there were. Errors: the device cannot be polled.

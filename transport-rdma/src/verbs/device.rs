@@ -83,8 +83,9 @@ impl DeviceList {
         // SAFETY: the device is one of the list's, which is not freed yet.
         let raw = unsafe { (self.verbs.open_device)(device) };
         let Some(raw) = NonNull::new(raw) else {
+            let e = io::Error::last_os_error();
             let what = format!("the RDMA device {name} cannot be opened");
-            return Err(Error::from_io("ibv_open_device", what, &io::Error::last_os_error()).with_advice(OPEN_ADVICE));
+            return Err(Error::from_io("ibv_open_device", what, &e).with_advice(OPEN_ADVICE));
         };
         Ok(Arc::new(Device { raw, name: name.to_string(), verbs: Arc::clone(&self.verbs) }))
     }
@@ -141,11 +142,19 @@ impl Device {
     /// port is not active, or has no usable GID.
     pub(crate) fn port(&self, gid_index: Option<u32>) -> Result<Port> {
         const NUMBER: u8 = 1;
-        // rdma-core's function fills only an older, shorter structure (to `flags`): the rest stays zero.
-        let mut attributes = b::ibv_port_attr::default();
-        // SAFETY: the context is open as long as `self` is. The function writes a structure that begins as this one and
-        // is no longer, and this is a live local.
+        // rdma-core's function fills only an older, shorter structure (to `flags`): the rest stays zero. Another library's
+        // may fill a newer, longer one, for which there is room.
+        #[repr(C)]
+        #[derive(Default)]
+        struct Attributes {
+            known: b::ibv_port_attr,
+            room: [u64; 8],
+        }
+        let mut attributes = Attributes::default();
+        // SAFETY: the context is open as long as `self` is. The function writes a structure that begins as the known one,
+        // and grows by a number once in years: it ends within this live local.
         let code = unsafe { (self.verbs.query_port)(self.raw.as_ptr(), NUMBER, (&raw mut attributes).cast()) };
+        let attributes = attributes.known;
         let name = &self.name;
         check(code).map_err(|e| Error::from_io("ibv_query_port", format!("the port of {name} cannot be read"), &e))?;
         if attributes.state != b::IBV_PORT_ACTIVE {

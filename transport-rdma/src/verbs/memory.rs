@@ -29,8 +29,9 @@ impl ProtectionDomain {
         // SAFETY: the context is open as long as `device` is.
         let raw = unsafe { (device.verbs().alloc_pd)(device.raw().as_ptr()) };
         let Some(raw) = NonNull::new(raw) else {
+            let e = io::Error::last_os_error();
             let what = format!("{} gives no protection domain", device.name());
-            return Err(Error::from_io("ibv_alloc_pd", what, &io::Error::last_os_error()));
+            return Err(Error::from_io("ibv_alloc_pd", what, &e));
         };
         Ok(Arc::new(Self { raw, device: Arc::clone(device) }))
     }
@@ -68,6 +69,8 @@ pub(crate) struct Slab {
     stride: usize,
     size: usize,
     domain: Arc<ProtectionDomain>,
+    /// The process that registered it: a forked child may have no such memory, and the region is not its to give back.
+    process: u32,
 }
 
 // SAFETY: the memory is the allocator's and the region the library's; both may be given back from any thread (see
@@ -87,6 +90,8 @@ impl Slab {
         let stride = size.next_multiple_of(CACHE_LINE);
         let misuse = || Error::new(Kind::Misuse, format!("{slots} slots of {size} bytes are no region of memory"));
         let bytes = slots.checked_mul(stride).filter(|bytes| *bytes > 0).ok_or_else(misuse)?;
+        // Work requests have 32 bits for a slot's number.
+        u32::try_from(slots).map_err(|_| misuse())?;
         let layout = Layout::from_size_align(bytes, page).map_err(|_| misuse())?.pad_to_align();
         // SAFETY: the layout's size is not zero.
         let memory = unsafe { alloc_zeroed(layout) };
@@ -109,7 +114,8 @@ impl Slab {
             unsafe { dealloc(memory.as_ptr(), layout) };
             return Err(refused(device, layout.size(), &e));
         };
-        let slab = Arc::new(Self { region, memory, layout, slots, stride, size, domain: Arc::clone(domain) });
+        let (domain, process) = (Arc::clone(domain), std::process::id());
+        let slab = Arc::new(Self { region, memory, layout, slots, stride, size, domain, process });
         Ok((0..slots).map(|index| Slot { index, slab: Arc::clone(&slab) }).collect())
     }
 
@@ -122,6 +128,9 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
         let device = &self.domain.device;
         // SAFETY: the region came from ibv_reg_mr and is deregistered once, here. No slot of it is left, and posted slots
         // are kept until their queue pair is gone, so no work request refers to it.

@@ -9,7 +9,7 @@ use nuvec_transport::{Error, Kind, Result};
 use rustix::io::Errno;
 
 use super::completion::failure;
-use super::{Completion, CompletionQueue, Gid, Port, ProtectionDomain, Slot, Work};
+use super::{Completion, CompletionChannel, CompletionQueue, Gid, Port, ProtectionDomain, Slot, Work};
 use crate::sys::{bindings as b, check};
 
 /// How many completions one poll takes at most.
@@ -124,13 +124,9 @@ impl Posted {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    fn new(
-        domain: &Arc<ProtectionDomain>,
-        completions: CompletionQueue,
-        kind: QueuePairType,
-        depths: Depths,
-    ) -> Result<Self> {
+    fn new(domain: &Arc<ProtectionDomain>, kind: QueuePairType, depths: Depths) -> Result<Self> {
         let device = domain.device();
+        let completions = CompletionQueue::new(device, depths.sends.saturating_add(depths.receives))?;
         let depth = |depth: usize| u32::try_from(depth).unwrap_or(u32::MAX);
         // Every field that is not set is zero: a driver may read them all.
         let mut attributes = b::ibv_qp_init_attr {
@@ -168,9 +164,9 @@ impl QueuePair {
         let verbs = self.parts.domain.device().verbs();
         // SAFETY: the queue pair is alive, `self` is borrowed alone, and the attributes are a live local, wholly initialised,
         // of which the mask names those that were set.
-        let code = unsafe { (verbs.modify_qp)(self.raw.as_ptr(), &raw mut attributes, mask.cast_signed()) };
-        tracing::trace!("queue pair {} to {what}: {code}", self.number());
-        check(code)
+        let done = check(unsafe { (verbs.modify_qp)(self.raw.as_ptr(), &raw mut attributes, mask.cast_signed()) });
+        tracing::trace!("queue pair {} to {what}: {done:?}", self.number());
+        done
     }
 
     /// Posts a receive into `slot`. `Err(slot)`: the queue is full.
@@ -194,7 +190,7 @@ impl QueuePair {
         // which the call copies. The element lies within a region of the queue pair's domain, and its memory is the
         // device's from here on: the slot is kept, unreachable, until its completion or until the queue pair is gone.
         let code = unsafe { post(self.raw.as_ptr(), &raw mut request, &raw mut bad) };
-        keep(&mut self.parts.receives, slot, code, "ibv_post_recv", self.raw)
+        keep(&mut self.parts.receives, slot, code, "ibv_post_recv")
     }
 
     /// Posts a send of the first `bytes` bytes of `slot`. `Err(slot)`: the queue is full.
@@ -220,7 +216,7 @@ impl QueuePair {
         // which the call copies. The element lies within a region of the queue pair's domain; the device reads its
         // memory from here on: the slot is kept, unreachable, until its completion or until the queue pair is gone.
         let code = unsafe { post(self.raw.as_ptr(), &raw mut request, &raw mut bad) };
-        keep(&mut self.parts.sends, slot, code, "ibv_post_send", self.raw)
+        keep(&mut self.parts.sends, slot, code, "ibv_post_send")
     }
 
     /// Refuses a slot that may not be posted here.
@@ -288,24 +284,20 @@ fn element(slot: &Slot, bytes: usize) -> b::ibv_sge {
     b::ibv_sge { addr: slot.address().as_ptr().expose_provenance() as u64, length, lkey: slot.slab().local_key() }
 }
 
-/// Keeps a slot that was posted. ENOMEM says that the queue is full, which is back-pressure.
-fn keep(
-    posted: &mut Posted,
-    slot: Slot,
-    code: i32,
-    call: &'static str,
-    queue_pair: NonNull<b::ibv_qp>,
-) -> Result<Result<(), Slot>> {
-    let Err(e) = check(code) else {
-        posted.keep(slot);
-        return Ok(Ok(()));
-    };
-    if [Errno::NOMEM, Errno::AGAIN].iter().any(|errno| e.raw_os_error() == Some(errno.raw_os_error())) {
+/// Keeps a slot that was posted. ENOMEM says that the queue is full, which is back-pressure. After any other error the slot
+/// is kept too: the device may have it (Soft-RoCE queues a send before it rings for the kernel, which may then fail).
+fn keep(posted: &mut Posted, slot: Slot, code: i32, call: &'static str) -> Result<Result<(), Slot>> {
+    let refused = check(code).err();
+    let full =
+        |e: &io::Error| [Errno::NOMEM, Errno::AGAIN].map(Errno::raw_os_error).map(Some).contains(&e.raw_os_error());
+    if refused.as_ref().is_some_and(full) {
         return Ok(Err(slot));
     }
-    // SAFETY: the caller's queue pair is alive; the provider keeps its state there.
-    let state = unsafe { (*queue_pair.as_ptr()).state };
-    Err(Error::from_io(call, format!("cannot be reached: the queue pair (state {state}) refuses work"), &e))
+    posted.keep(slot);
+    match refused {
+        None => Ok(Ok(())),
+        Some(e) => Err(Error::from_io(call, "cannot be reached: its queue pair refuses work", &e)),
+    }
 }
 
 impl Drop for QueuePair {
@@ -350,22 +342,26 @@ fn refused(domain: &ProtectionDomain, kind: QueuePairType, depths: Depths, e: &i
 pub(crate) struct Prepared(QueuePair);
 
 impl Prepared {
-    /// A new queue pair of this type, on that port of the domain's device, whose completions go to `completions`, a queue of
-    /// the same device. Errors: [`Kind::Exhausted`]: no queue pairs left; or the type or the depths are not offered.
+    /// A new queue pair of this type, on that port of the domain's device. Errors: [`Kind::Exhausted`]: no queue pairs left;
+    /// or the type or the depths are not offered.
     pub(crate) fn new(
         domain: &Arc<ProtectionDomain>,
-        completions: CompletionQueue,
         kind: QueuePairType,
         depths: Depths,
         port: &Port,
     ) -> Result<Self> {
-        let mut this = QueuePair::new(domain, completions, kind, depths)?;
+        let mut this = QueuePair::new(domain, kind, depths)?;
         let attributes = b::ibv_qp_attr { qp_state: b::IBV_QPS_INIT, port_num: port.number, ..Default::default() };
         let mask = b::IBV_QP_STATE | b::IBV_QP_PKEY_INDEX | b::IBV_QP_PORT | b::IBV_QP_ACCESS_FLAGS;
         let name = domain.device().name();
         this.modify(attributes, mask, "INIT")
             .map_err(|e| Error::from_io("ibv_modify_qp", format!("{name} does not initialise its queue pair"), &e))?;
         Ok(Self(this))
+    }
+
+    /// What rings when its completions were armed and there are some; `None` where the device has no such thing.
+    pub(crate) fn bell(&self) -> Option<Arc<CompletionChannel>> {
+        self.0.parts.completions.bell().cloned()
     }
 
     /// Its number, by which the peer reaches it.

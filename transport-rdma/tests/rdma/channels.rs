@@ -1,5 +1,6 @@
 //! What a channel promises, over every kind of queue pair and loss.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use nuvec_transport::{Kind, conformance};
@@ -59,8 +60,8 @@ fn channels_conform_with_the_smallest_queues_and_messages_that_either_end_offers
 #[test]
 fn channels_conform_although_one_message_in_seven_is_lost() {
     let lose = |network: &Network| {
-        network.faults("fake0").lose_one_in = Some(7);
-        network.faults("fake1").lose_one_in = Some(7);
+        network.faults("fake0").lose_one_in = NonZeroU64::new(7);
+        network.faults("fake1").lose_one_in = NonZeroU64::new(7);
     };
     suite(&lose, true, &|_, options| options.queue_pairs(QueuePairs::Unreliable));
 }

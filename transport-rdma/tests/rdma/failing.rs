@@ -44,6 +44,16 @@ fn a_completion_of_no_work_that_was_posted_is_an_error() {
     }
 }
 
+/// The work is done by the device's word alone: its memory holds no message, and none may be made of it.
+#[test]
+fn a_completion_of_work_that_is_still_posted_is_an_error() {
+    for queue_pairs in TYPES {
+        let posted = Some((2 << 32) | 40);
+        let e = fault_at_the_receiver(queue_pairs, &|faults| faults.wr_id = posted);
+        assert!(e.kind() == Kind::Mismatch && e.to_string().contains("a header's mark"), "{e}");
+    }
+}
+
 #[test]
 fn a_queue_that_cannot_be_polled_is_an_error() {
     let e = fault_at_the_receiver(QueuePairs::Unreliable, &|faults| faults.poll_fails = true);

@@ -151,6 +151,7 @@ mod tests {
             devices: 2,
             loss: 1.5,
             limit: Duration::from_secs(7),
+            ..Part::default()
         }
     }
 

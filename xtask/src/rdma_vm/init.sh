@@ -22,6 +22,7 @@ for folder in proc sys dev; do mount --move /$folder /root/$folder; done
 mkdir -p /root/dev/shm /root/dev/pts /root/run /root/tmp
 mount -t tmpfs -o mode=1777 tmpfs /root/dev/shm
 mount -t devpts devpts /root/dev/pts
+ln -s /proc/self/fd /root/dev/fd
 step="waiting for the virtio port"
 for _ in $(seq 100); do [ -e /root/dev/vport0p1 ] && break; sleep 0.1; done
 exec 3<>/root/dev/vport0p1
