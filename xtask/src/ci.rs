@@ -39,6 +39,11 @@ pub(crate) fn main() -> Result<bool> {
     step("bench --plot", &mut || {
         cargo::run(&mut cargo::cargo(&["test", "--profile", "ci", "-p", "xtask", "--features", "plot", "bench::plot"]))
     });
+    // The rest of the workspace turns the feature on.
+    step("the facade without JACCL", &mut || {
+        let mut test = cargo::cargo(&["test", "--profile", "ci", "-p", "nuvec-distributed@0.6.0", "--lib"]);
+        cargo::run(test.args(flag))
+    });
     // What a user types first, without any flag of ours.
     step("plain cargo build", &mut || cargo::run(&mut cargo::cargo(&["build"])));
     step("test --all", &mut || test::main(&test::Options { all: true, exhaustive: false }));

@@ -111,6 +111,13 @@ fn parts(programs: &Programs) -> Vec<Part> {
     example("the channels' suite, RC and UC", &programs.conformance, false);
     example("1000 groups come and go, and leave nothing", &programs.build_ups, false);
     example("latency and bandwidth beside perftest's", &programs.perftest, true);
+    parts.push(Part {
+        name: "errors: no such device, a port that is down, memory that may not be locked".into(),
+        command: vec!["sh".into(), "-euc".into(), REFUSALS.into(), programs.rank.display().to_string()],
+        devices: 2,
+        limit: minutes(2),
+        ..Part::default()
+    });
     // Ranks on devices of their own.
     let mut ring_test = |ranks: usize, options: &str, loss: f64| {
         let program = ["--program".into(), programs.rank.display().to_string()];
@@ -141,6 +148,26 @@ fn parts(programs: &Programs) -> Vec<Part> {
     }
     parts
 }
+
+/// Launches that must fail, and for the right reason: $0 is the rank's program.
+const REFUSALS: &str = r#"
+export MLX_IBV_DEVICES=/tmp/devices.json MLX_JACCL_COORDINATOR=127.0.0.1:29999 NUVEC_DISTRIBUTED_TIMEOUT=20
+check='check --seed 1 --quick --only all_sum'
+says() {
+    text=$1; shift
+    if MLX_RANK=0 "$@" $check >/tmp/out 2>&1 || ! grep -F "$text" /tmp/out; then cat /tmp/out; exit 1; fi
+}
+echo '[[null, "rxe9"], ["rxe1", null]]' >$MLX_IBV_DEVICES
+says 'there is no RDMA device "rxe9"; there is rxe0, rxe1' "$0"
+echo '[[null, "rxe0"], ["rxe1", null]]' >$MLX_IBV_DEVICES
+rdma-vm-link cut 0
+says 'the port of rxe0 is not active: it is down' "$0"
+rdma-vm-link join 0
+MLX_RANK=1 "$0" $check >/tmp/other 2>&1 & other=$!
+ulimit -l 64
+says 'limit on locked memory is 65536 bytes' setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock "$0"
+if wait $other || ! grep -F 'rank 0 (' /tmp/other; then cat /tmp/other; exit 1; fi
+"#;
 
 /// What shows that the machine is as the other tests need it.
 fn machine_parts() -> Vec<Part> {
