@@ -93,6 +93,8 @@ struct State {
     peer: Peer,
     reliable: bool,
     began: Instant,
+    /// The link's time: when something last happened. A reliable queue pair has no use for it.
+    clock: Duration,
 }
 
 /// A received message, whose memory is the holder's until it is given back.
@@ -155,6 +157,7 @@ impl Endpoint {
             peer: peer.clone(),
             reliable: agreement.link.reliable,
             began: Instant::now(),
+            clock: Duration::ZERO,
         };
         Ok(Arc::new(Self { state: Mutex::new(state), bell, peer, process: std::process::id() }))
     }
@@ -190,7 +193,8 @@ impl Endpoint {
                 write(into).min(into.len())
             });
             state.sends[room.slot] = Some(slot);
-            let now = state.now();
+            state.look_at_clock();
+            let now = state.clock;
             state.link.wrote(wrote, now);
             state.post();
             sent += wrote;
@@ -261,6 +265,7 @@ impl Endpoint {
             return ready();
         }
         let mut state = self.enter(half);
+        state.look_at_clock();
         let other_waits = *state.waiting.of(half.other());
         if !other_waits {
             state.queue_pair.silence();
@@ -286,7 +291,8 @@ impl Endpoint {
             return;
         }
         let mut state = self.enter(half);
-        let now = state.now();
+        state.look_at_clock();
+        let now = state.clock;
         match half {
             Half::Sender => {
                 state.link.finish(now);
@@ -313,6 +319,7 @@ impl Endpoint {
     /// nothing left to say, so that the end may go as well.
     pub(crate) fn attend(&self) -> Option<Duration> {
         let mut state = self.state.lock();
+        state.look_at_clock();
         state.progress();
         let now = state.began.elapsed();
         if let Some((ended, why)) = &state.ended
@@ -364,9 +371,12 @@ impl Endpoint {
 }
 
 impl State {
-    /// The link's time. It measures only what a reliable queue pair does by itself, and reading a clock is not free.
-    fn now(&self) -> Duration {
-        if self.reliable { Duration::ZERO } else { self.began.elapsed() }
+    /// Brings the link's time up to date: when something happens, before a half sleeps, and when the service thread comes
+    /// by. A half that polls in vain does not, since there are machines where reading a clock takes microseconds.
+    fn look_at_clock(&mut self) {
+        if !self.reliable {
+            self.clock = self.began.elapsed();
+        }
     }
 
     fn error(&self, kind: Kind, what: &'static str) -> Error {
@@ -387,6 +397,9 @@ impl State {
         for _ in 0..MOST_POLLS {
             let mut done = std::mem::take(&mut self.done);
             let polled = self.queue_pair.poll(&mut done);
+            if !done.is_empty() {
+                self.look_at_clock();
+            }
             for completion in done.drain(..) {
                 if let Err(e) = self.completed(completion) {
                     self.fail(e);
@@ -402,17 +415,16 @@ impl State {
                 }
             }
         }
-        if self.failure.is_none() && self.link.next_timeout().is_some() {
-            let now = self.now();
-            if let Err(fault) = self.link.tick(now) {
-                self.fail(broke(&fault));
-            }
+        if self.failure.is_none()
+            && let Err(fault) = self.link.tick(self.clock)
+        {
+            self.fail(broke(&fault));
         }
         self.post();
     }
 
     fn completed(&mut self, completion: Completion) -> Result<()> {
-        let (now, index) = (self.now(), completion.slot.index());
+        let (now, index) = (self.clock, completion.slot.index());
         match completion.work {
             Work::Send => {
                 *self.sends.get_mut(index).ok_or_else(|| astray(index))? = Some(completion.slot);
@@ -471,8 +483,7 @@ impl State {
         }
         match self.queue_pair.post_send(slot, bytes)? {
             Ok(()) => {
-                let now = self.now();
-                self.link.posted(&post, now);
+                self.link.posted(&post, self.clock);
                 Ok(true)
             }
             Err(slot) => {
@@ -514,9 +525,8 @@ impl State {
         match half {
             Half::Sender if self.waiting.flush => self.link.flushed() || self.link.peer_stopped(),
             Half::Sender => {
-                let now = self.now();
                 let room = self.link.room().is_some();
-                self.link.wrote(0, now);
+                self.link.wrote(0, self.clock);
                 room || self.link.peer_stopped()
             }
             Half::Receiver => {
