@@ -18,6 +18,8 @@ pub(crate) trait Task {
     fn parks<'a>(&'a self, parks: &mut Vec<Park<'a>>);
     /// Every rank that it waits for now.
     fn waits(&self, ranks: &mut Vec<usize>);
+    /// Whom it sends to, each with for how long it has acknowledged nothing ([`Sender::unacknowledged`]).
+    fn unacknowledged<'a>(&'a self, _peers: &mut Vec<(&'a Peer, Duration)>) {}
     /// Whom it waits for in the first place, and how far it came.
     fn awaited(&self) -> Awaited<'_>;
 }
@@ -40,6 +42,9 @@ pub(crate) const TOOK_NOTHING: &str = "took nothing";
 /// How long bytes may still be on their way from a rank that has left. A stream that ends says so sooner; there are
 /// transports whose streams do not end with the peer.
 pub(crate) const STRAGGLING: Duration = Duration::from_secs(2);
+
+/// A peer that has acknowledged nothing for so long cannot be reached, if a call fails then.
+const UNREACHABLE: Duration = Duration::from_secs(3);
 
 /// How long to try before sleeping, and how long to wait without progress.
 #[derive(Debug, Clone, Copy)]
@@ -142,7 +147,13 @@ pub(crate) fn drive<T: Task>(tasks: &mut [T], watch: &Watch<'_>, team: &Team) ->
     let mut waits_told = false;
     let mut last_look = false;
     loop {
-        let (progress, done) = try_all(tasks).inspect_err(|_| watch.group.wait_for(&waits(tasks)))?;
+        let (progress, done) = match try_all(tasks) {
+            Ok(tried) => tried,
+            Err(e) => {
+                watch.group.wait_for(&waits(tasks));
+                return Err(if e.kind() == Kind::Unreachable { unreachable(tasks, watch).unwrap_or(e) } else { e });
+            }
+        };
         if done {
             return Ok(());
         }
@@ -173,7 +184,7 @@ pub(crate) fn drive<T: Task>(tasks: &mut [T], watch: &Watch<'_>, team: &Team) ->
                 && watch.deadline(since).expired()
                 && let Some(task) = unfinished().next()
             {
-                return Err(watch.timed_out(&task.awaited()));
+                return Err(unreachable(tasks, watch).unwrap_or_else(|| watch.timed_out(&task.awaited())));
             }
             (idle_since, last_look, moved) = (None, false, moved_by_all);
             continue;
@@ -218,7 +229,81 @@ fn waits<T: Task>(tasks: &[T]) -> Vec<usize> {
     ranks
 }
 
+/// Whom the links of this rank do not reach, if that is why nothing moves: one peer; or, if there are several and none is
+/// reached, this rank itself is cut off, and its error names no peer.
+fn unreachable<T: Task>(tasks: &[T], watch: &Watch<'_>) -> Option<Error> {
+    let mut peers = Vec::new();
+    tasks.iter().for_each(|task| task.unacknowledged(&mut peers));
+    let patience = UNREACHABLE.min(watch.limits.timeout / 2);
+    let &(first, silence) = peers.iter().find(|(_, silence)| *silence >= patience)?;
+    let silence = silence.as_secs_f64();
+    let cut_off =
+        peers.iter().all(|(_, silence)| *silence >= patience) && peers.iter().any(|(peer, _)| peer.rank != first.rank);
+    Some(if cut_off {
+        Error::new(
+            Kind::Unreachable,
+            format!("reaches no other rank: none has acknowledged anything for {silence:.1} s"),
+        )
+        .with_advice("check this machine's cable and interface")
+    } else {
+        Error::new(Kind::Unreachable, format!("has acknowledged nothing for {silence:.1} s"))
+            .with_peer(first)
+            .with_advice("its machine, or the link to it, is down: check the cable")
+    })
+}
+
 /// Until when bytes of a rank may come that is known to have left since `left`.
 fn straggling(left: Instant) -> Deadline {
     Deadline::from(left, STRAGGLING)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends to these peers, which have acknowledged nothing for so many seconds.
+    struct Sends(Vec<(Peer, u64)>);
+
+    impl Task for Sends {
+        fn step(&mut self) -> Result<bool> {
+            Ok(false)
+        }
+
+        fn done(&self) -> bool {
+            false
+        }
+
+        fn parks<'a>(&'a self, _: &mut Vec<Park<'a>>) {}
+
+        fn waits(&self, ranks: &mut Vec<usize>) {
+            ranks.extend(self.0.iter().map(|(peer, _)| peer.rank));
+        }
+
+        fn unacknowledged<'a>(&'a self, peers: &mut Vec<(&'a Peer, Duration)>) {
+            peers.extend(self.0.iter().map(|(peer, seconds)| (peer, Duration::from_secs(*seconds))));
+        }
+
+        fn awaited(&self) -> Awaited<'_> {
+            Awaited { peer: &self.0[0].0, what: SENT_NOTHING, lane: None, progress: None }
+        }
+    }
+
+    /// What a time-out of a quarter of a second comes to: the error's kind, and the peer that it names.
+    fn time_out(silences: &[(usize, u64)]) -> (Kind, Option<usize>) {
+        let (group, control, wake) = (GroupState::default(), Control::new(), Arc::new(Wake::new().unwrap()));
+        let limits = Limits { spin: Duration::ZERO, timeout: Duration::from_millis(250) };
+        let watch = Watch { group: &group, control: &control, wake: &wake, limits };
+        let sends = silences.iter().map(|&(rank, seconds)| (Peer::new(rank, "a"), seconds)).collect();
+        let e = drive(&mut [Sends(sends)], &watch, &Team::default()).unwrap_err();
+        (e.kind(), e.peer().map(|peer| peer.rank))
+    }
+
+    #[test]
+    fn a_time_out_names_the_peer_that_acknowledges_nothing_and_none_where_nobody_does() {
+        assert_eq!(time_out(&[(1, 0), (2, 0)]), (Kind::TimedOut, Some(1)));
+        assert_eq!(time_out(&[(1, 0), (2, 9)]), (Kind::Unreachable, Some(2)));
+        assert_eq!(time_out(&[(1, 9), (2, 9)]), (Kind::Unreachable, None));
+        // Of two ranks either may be cut off: each names the other, however many connections there are.
+        assert_eq!(time_out(&[(1, 9), (1, 9)]), (Kind::Unreachable, Some(1)));
+    }
 }

@@ -1,6 +1,8 @@
 //! A lane at work: a [`Cursor`] over a [`Stream`] and the segments lent to it.
 
-use nuvec_transport::{Error, Kind, Park, Receiver, Result, Sender};
+use std::time::Duration;
+
+use nuvec_transport::{Error, Kind, Park, Peer, Receiver, Result, Sender};
 
 use crate::call::Call;
 use crate::drive::{Awaited, SENT_NOTHING, TOOK_NOTHING, Task};
@@ -97,6 +99,10 @@ impl<S: Sender, R: Receiver> Task for Lane<'_, S, R> {
 
     fn waits(&self, ranks: &mut Vec<usize>) {
         self.stream.waits(!self.cursor.all_applied(), self.cursor.sendable().is_some(), ranks);
+    }
+
+    fn unacknowledged<'a>(&'a self, peers: &mut Vec<(&'a Peer, Duration)>) {
+        peers.push(self.stream.unacknowledged());
     }
 
     fn awaited(&self) -> Awaited<'_> {

@@ -5,8 +5,9 @@
 //! of `send` and `recv` (`mlx/distributed/ring/ring.cpp`).
 
 use std::io::IoSlice;
+use std::time::Duration;
 
-use nuvec_transport::{Error, Kind, Park, Receiver, Result, Sender};
+use nuvec_transport::{Error, Kind, Park, Peer, Receiver, Result, Sender};
 
 use crate::drive::{Awaited, SENT_NOTHING, TOOK_NOTHING, Task};
 use crate::stream::MAX_IO;
@@ -89,6 +90,10 @@ impl<S: Sender> Task for SendStripe<'_, S> {
 
     fn waits(&self, ranks: &mut Vec<usize>) {
         ranks.push(self.tx.peer().rank);
+    }
+
+    fn unacknowledged<'a>(&'a self, peers: &mut Vec<(&'a Peer, Duration)>) {
+        peers.push((self.tx.peer(), self.tx.unacknowledged()));
     }
 
     fn awaited(&self) -> Awaited<'_> {

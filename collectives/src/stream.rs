@@ -4,6 +4,7 @@
 //! now, and where the next received bytes go.
 
 use std::io::IoSlice;
+use std::time::Duration;
 
 use nuvec_transport::{Error, Kind, Park, Peer, Receiver, Result, Sender};
 
@@ -158,6 +159,11 @@ impl<S: Sender, R: Receiver> Stream<S, R> {
         if sends || self.header_sent < HEADER {
             ranks.push(self.tx.peer().rank);
         }
+    }
+
+    /// Who receives what it sends, and for how long they have acknowledged nothing.
+    pub(crate) fn unacknowledged(&self) -> (&Peer, Duration) {
+        (self.tx.peer(), self.tx.unacknowledged())
     }
 
     /// Who receives what it sends.

@@ -8,6 +8,7 @@
 use std::fmt;
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::{Park, Result};
 
@@ -67,6 +68,12 @@ pub trait Sender: Send {
         Ok(true)
     }
 
+    /// For how long the other end has acknowledged nothing, although there is something to acknowledge: its machine or the
+    /// link to it is down, whatever its process does. Zero where the transport does not know.
+    fn unacknowledged(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// How to wait for room.
     fn park(&self) -> Park<'_>;
 
@@ -81,6 +88,10 @@ impl<S: Sender + ?Sized> Sender for &mut S {
 
     fn try_flush(&mut self) -> Result<bool> {
         (**self).try_flush()
+    }
+
+    fn unacknowledged(&self) -> Duration {
+        (**self).unacknowledged()
     }
 
     fn park(&self) -> Park<'_> {

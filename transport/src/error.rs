@@ -18,8 +18,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Kind {
     /// The peer ended the stream in an orderly way while more was expected.
     PeerClosed,
-    /// The connection broke: reset, unreachable, keep-alive failed.
+    /// The connection broke: reset, no route any more, keep-alive failed.
     Reset,
+    /// The other end acknowledges nothing: its machine, or the link to it, is down.
+    Unreachable,
     /// A deadline passed.
     TimedOut,
     /// A peer, or this rank, refused a connection in the hello.

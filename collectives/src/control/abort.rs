@@ -85,7 +85,7 @@ fn is_printable(c: char) -> bool {
 }
 
 /// Every kind, by its code on the wire.
-const KINDS: [Kind; 22] = [
+const KINDS: [Kind; 23] = [
     Kind::Io,
     Kind::PeerClosed,
     Kind::Reset,
@@ -108,6 +108,7 @@ const KINDS: [Kind; 22] = [
     Kind::Rejected(Rejection::NotYet),
     Kind::Rejected(Rejection::Busy),
     Kind::Rejected(Rejection::NotNuvec),
+    Kind::Unreachable,
 ];
 
 fn code(kind: Kind) -> u8 {

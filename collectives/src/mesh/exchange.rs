@@ -1,6 +1,8 @@
 //! A mesh's collective at work: a [`MeshCursor`] over the streams to all peers and one rank's data.
 
-use nuvec_transport::{Error, Kind, Park, Receiver, Result, Sender};
+use std::time::Duration;
+
+use nuvec_transport::{Error, Kind, Park, Peer, Receiver, Result, Sender};
 
 use super::engine::MeshCursor;
 use crate::call::Call;
@@ -108,6 +110,10 @@ impl<S: Sender, R: Receiver> Task for Exchange<'_, S, R> {
         for i in order {
             self.streams[i].waits(self.awaits(i), !self.cursor.sendable(i).is_empty(), ranks);
         }
+    }
+
+    fn unacknowledged<'a>(&'a self, peers: &mut Vec<(&'a Peer, Duration)>) {
+        peers.extend(self.streams.iter().map(Stream::unacknowledged));
     }
 
     fn awaited(&self) -> Awaited<'_> {
