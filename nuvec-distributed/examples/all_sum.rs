@@ -15,7 +15,9 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e}");
+            // In one piece, since several ranks may share a terminal.
+            let line = format!("error: {e}\n");
+            eprint!("{line}");
             ExitCode::FAILURE
         }
     }
@@ -23,9 +25,9 @@ fn main() -> ExitCode {
 
 fn run() -> nuvec_core::Result<()> {
     let group = nuvec_distributed::init(false)?;
-    let rank = group.rank() as f32;
-    let x = array![1.0, rank];
+    let x = array![1.0, group.rank() as f32];
     let total = distributed::all_sum(&x, None).to_vec::<f32>()?;
+    let x = x.to_vec::<f32>()?;
     println!("rank {} of {}: {x:?} summed over all ranks is {total:?}", group.rank(), group.size());
     Ok(())
 }

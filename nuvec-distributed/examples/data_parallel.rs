@@ -22,7 +22,9 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("error: {e}");
+            // In one piece, since several ranks may share a terminal.
+            let line = format!("error: {e}\n");
+            eprint!("{line}");
             ExitCode::FAILURE
         }
     }

@@ -90,7 +90,7 @@ impl fmt::Debug for Session {
 /// What every rank does, and how much this rank has done in the group. Prints as a line for each rank:
 ///
 /// ```text
-/// rank 0: all_sum #57 waits for rank 1 since 2.4 s
+/// rank 0: all_sum #57 waits for rank 1, for 2.4 s
 /// rank 1: idle (heard 0.3 s ago)
 /// 112 operations, 4096 bytes; waits by rank: [0, 7]
 /// ```
@@ -115,7 +115,7 @@ impl fmt::Display for Status {
                         for (i, rank) in call.waits_for.iter().enumerate() {
                             write!(f, " {} rank {rank}", if i > 0 { "and" } else { "waits for" })?;
                         }
-                        write!(f, " since {:.1} s", call.since.as_secs_f64())?;
+                        write!(f, ", for {:.1} s", call.since.as_secs_f64())?;
                     }
                 }
                 (RankState::Gone, _) => write!(f, "gone")?,
