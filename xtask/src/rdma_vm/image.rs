@@ -2,6 +2,7 @@
 //! unpacked but not installed, and kept in the target directory until the recipe changes.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -106,7 +107,7 @@ fn make(work: &Path, made: &Path) -> Result<()> {
     }
     fs::copy(needs::find("busybox").ok_or("busybox is gone")?, root.join("bin/busybox")).map_err(io)?;
     fs::write(root.join("init"), INIT).map_err(io)?;
-    output("chmod", &["+x", &text(&root.join("init"))], work)?;
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755)).map_err(io)?;
     let mut needed = Vec::new();
     for module in MODULES {
         let shown = output("modprobe", &["-d", &text(&tree), "-S", &release, "--show-depends", module], work)?;

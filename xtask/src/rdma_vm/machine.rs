@@ -4,7 +4,6 @@
 //! machine holds nothing that is worth a shutdown: it is killed when the last part has ended.
 
 use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -261,8 +260,8 @@ fn command(image: &Image, length: usize) -> Command {
     command.args(["-chardev", "file,id=console,path=/dev/stderr", "-serial", "chardev:console"]);
     command.args(["-chardev", "stdio,id=port,signal=off", "-device", "virtio-serial-pci"]);
     command.args(["-device", "virtserialport,chardev=port,name=rdma-vm"]);
-    let share: OsString = "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap".into();
-    command.arg("-virtfs").arg(share).env("PATH", needs::path());
+    command.args(["-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"]);
+    command.env("PATH", needs::path());
     command
 }
 
