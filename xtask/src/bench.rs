@@ -28,7 +28,7 @@ use self::figures::Figures;
 use self::plan::Operation;
 use self::sides::Side;
 use crate::console::Console;
-use crate::{Result, cargo, units};
+use crate::{Result, cargo, files, units};
 
 /// Options of `bench`.
 #[derive(Debug, Clone, Args)]
@@ -145,7 +145,7 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
     }
     if let Some(file) = &options.json {
         let text = serde_json::to_string_pretty(&document).map_err(|e| e.to_string())? + "\n";
-        std::fs::write(file, text).map_err(|e| format!("{}: {e}", file.display()))?;
+        files::write(file, &text)?;
     }
     #[cfg(feature = "plot")]
     if let Some(file) = &options.plot {

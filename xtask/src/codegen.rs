@@ -6,12 +6,12 @@
 
 mod check;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use clap::Args;
 
-use crate::{Result, cargo};
+use crate::{Result, cargo, files};
 
 /// Options of `codegen`.
 #[derive(Debug, Clone, Copy, Default, Args)]
@@ -53,16 +53,15 @@ pub(crate) fn main(options: &Options) -> Result<bool> {
         return check::main(&path, &bindgen(true)?);
     }
     let text = format!("{}{}", head()?, function_types(&bindgen(false)?)?);
-    std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+    files::write(path, &text)?;
     println!("{BINDINGS} written");
     Ok(true)
 }
 
 /// Runs bindgen over the header, and returns what it writes.
 fn bindgen(layout_tests: bool) -> Result<String> {
-    let folder = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;
-    let header = folder.path().join("verbs.h");
-    std::fs::write(&header, HEADER).map_err(|e| format!("{}: {e}", header.display()))?;
+    let folder = files::folder()?;
+    let header = files::write(folder.path().join("verbs.h"), HEADER)?;
     let output = command(&header, layout_tests).output().map_err(|e| {
         format!("cannot run bindgen: {e}; install it (cargo install bindgen-cli), libclang, and rdma-core's headers")
     })?;
@@ -123,11 +122,4 @@ fn function_types(text: &str) -> Result<String> {
         types += &format!("pub type {name} = {FOREIGN} fn({signature};\n");
     }
     Ok(format!("{before}{types}{after}"))
-}
-
-/// A fresh folder's file of that name with that text, for a program to read.
-fn scratch(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {
-    let path = folder.join(name);
-    std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(path)
 }

@@ -9,7 +9,7 @@ use clap::Args;
 use crate::console::prefixed;
 use crate::ranks::{Event, Ranks, describe, exit_code};
 use crate::ring_test::{OTHER_LAUNCHES, count, local_nodes, write_hostfile};
-use crate::{Result, ports, signals};
+use crate::{Result, files, ports, signals};
 
 /// Options of `launch`.
 #[derive(Debug, Clone, Args)]
@@ -45,7 +45,7 @@ pub(crate) fn run(options: &Options, out: &mut dyn Write) -> Result<i32> {
     let size = options.ranks;
     // Any program can run here, so there is no starting again: only ports that are free now.
     let nodes = local_nodes(size, options.connections, &mut ports::draw_free)?;
-    let folder = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;
+    let folder = files::folder()?;
     let hostfile = write_hostfile(folder.path(), "hosts.json", &nodes)?;
     let commands = (0..size).map(|rank| {
         let mut command = Command::new(&options.program[0]);

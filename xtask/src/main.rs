@@ -8,6 +8,7 @@ mod cargo;
 mod ci;
 mod codegen;
 mod console;
+mod files;
 mod launch;
 mod namespaces;
 mod ports;

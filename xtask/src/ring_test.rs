@@ -20,7 +20,7 @@ use self::faults::Fault;
 pub(crate) use self::hostfile::{local_nodes, write_hostfile};
 use self::hostfile::{read_hostfile, shifted};
 use crate::ranks::Ranks;
-use crate::{Result, cargo, ports, units};
+use crate::{Result, cargo, files, ports, units};
 use clap::{Args, ValueEnum};
 
 /// How often a ring is started again because a port was taken.
@@ -398,7 +398,7 @@ impl Run<'_> {
             Some(rank) => vec![rank],
             None => (0..self.size).collect(),
         };
-        let folder = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;
+        let folder = files::folder()?;
         let hostfile = write_hostfile(folder.path(), "hosts.json", &nodes)?;
         let second = write_hostfile(folder.path(), "hosts-of-second-group.json", &second)?;
         let ring = |rank: usize| {

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::plan::{Measurement, Operation, Shape};
 use super::sides::Side;
-use crate::Result;
 use crate::ranks::{Event, Ranks, describe};
 use crate::units::size_text;
+use crate::{Result, files};
 
 /// How many of the last lines of a side that failed are shown.
 const TAIL: usize = 12;
@@ -66,7 +66,7 @@ pub(crate) fn run(
     deadline: Duration,
     progress: &dyn Fn(&str),
 ) -> Result<Turn> {
-    let folder = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;
+    let folder = files::folder()?;
     progress("starts");
     watch(Ranks::start(side.commands(shape, plan, folder.path())?)?, shape, plan, deadline, progress)
 }

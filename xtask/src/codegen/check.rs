@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{FOREIGN, function_types, scratch};
-use crate::Result;
+use super::{FOREIGN, function_types};
+use crate::{Result, files};
 
 /// The line that stands before each of bindgen's layout tests. (In two parts, because `tidy` looks for the whole.)
 const LAYOUT_TESTS_HEAD: &str = concat!("#[al", "low(clippy::unnecessary_operation");
@@ -22,9 +22,9 @@ pub(super) fn main(committed: &Path, fresh: &str) -> Result<bool> {
         }
     }
     let program = program(committed, &layouts, &constants(&fresh));
-    let folder = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;
-    let main = scratch(folder.path(), "check.rs", &program)?;
-    scratch(folder.path(), "fresh.rs", &fresh)?;
+    let folder = files::folder()?;
+    let main = files::write(folder.path().join("check.rs"), &program)?;
+    files::write(folder.path().join("fresh.rs"), &fresh)?;
     let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
         .args(["--edition", "2024", "--crate-type", "lib", "--emit", "metadata", "--cap-lints", "allow", "--out-dir"])
         .arg(folder.path())
@@ -111,7 +111,7 @@ mod tests {
             assert!(committed.contains(from));
             committed = committed.replace(from, to);
         }
-        let path = scratch(folder.path(), "bindings.rs", &committed).unwrap();
+        let path = files::write(folder.path().join("bindings.rs"), &committed).unwrap();
         main(&path, &fresh()).unwrap()
     }
 

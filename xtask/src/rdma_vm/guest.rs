@@ -59,13 +59,8 @@ pub(super) fn script<'a>(
     for (i, part) in parts.iter().enumerate() {
         line(format!("rdma-vm-link reset {}", part.loss).as_bytes());
         line(format!("mark begin {i}").as_bytes());
-        let mut command = b"env".to_vec();
-        for (name, value) in &part.environment {
-            command.push(b' ');
-            command.extend(quoted(OsStr::new(&format!("{name}={value}"))));
-        }
         // It ends the command's whole process group, if it still runs then.
-        let _ = write!(Text(&mut command), " timeout -k 5 {}", part.limit.as_secs().max(1));
+        let mut command = format!("timeout -k 5 {}", part.limit.as_secs().max(1)).into_bytes();
         for word in &part.command {
             command.push(b' ');
             command.extend(quoted(OsStr::new(word)));
@@ -125,16 +120,6 @@ fn quoted(word: &OsStr) -> Vec<u8> {
     quoted
 }
 
-/// Formatted text into bytes.
-struct Text<'a>(&'a mut Vec<u8>);
-
-impl Write for Text<'_> {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        self.0.extend_from_slice(text.as_bytes());
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -147,7 +132,6 @@ mod tests {
         Part {
             name: "a".into(),
             command: command.iter().map(|w| w.to_string()).collect(),
-            environment: vec![("B".into(), "it's".into())],
             devices: 2,
             loss: 1.5,
             limit: Duration::from_secs(7),
@@ -177,11 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn a_part_runs_under_its_own_limit_loss_and_environment_between_its_marks() {
-        let script = script("n", 2, Path::new("/"), [], &[part(&["x", "y z"]), part(&["w"])]);
+    fn a_part_runs_under_its_own_limit_and_loss_between_its_marks() {
+        let script = script("n", 2, Path::new("/"), [], &[part(&["x", "y z", "it's"]), part(&["w"])]);
         let script = String::from_utf8(script).unwrap();
         let expected = "rdma-vm-link reset 1.5\nmark begin 0\n\
-            env 'B=it'\\''s' timeout -k 5 7 'x' 'y z' </dev/null >&4 2>&1 4>&-\nmark end 0 $?\n\
+            timeout -k 5 7 'x' 'y z' 'it'\\''s' </dev/null >&4 2>&1 4>&-\nmark end 0 $?\n\
             rdma-vm-link reset 1.5\nmark begin 1\n";
         let (head, _) = script.split_once(expected).unwrap_or_else(|| panic!("{script}"));
         assert!(head.ends_with("mark ready\n"));

@@ -2,10 +2,12 @@
 //! unpacked but not installed, and kept in the target directory until the recipe changes.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::guest::INIT;
+use super::needs;
 use crate::Result;
 
 /// The package that depends on the newest kernel's.
@@ -103,9 +105,9 @@ fn make(work: &Path, made: &Path) -> Result<()> {
     for folder in ["bin", "modules", "proc", "sys", "dev", "host", "scratch", "root"] {
         fs::create_dir_all(root.join(folder)).map_err(io)?;
     }
-    fs::copy(super::find("busybox").ok_or("busybox is gone")?, root.join("bin/busybox")).map_err(io)?;
+    fs::copy(needs::find("busybox").ok_or("busybox is gone")?, root.join("bin/busybox")).map_err(io)?;
     fs::write(root.join("init"), INIT).map_err(io)?;
-    output("chmod", &["+x", &text(&root.join("init"))], work)?;
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755)).map_err(io)?;
     let mut needed = Vec::new();
     for module in MODULES {
         let shown = output("modprobe", &["-d", &text(&tree), "-S", &release, "--show-depends", module], work)?;
@@ -173,7 +175,7 @@ fn output(program: &str, arguments: &[&str], folder: &Path) -> Result<String> {
 /// Runs a program in `folder`, bounded; an error carries the last line that it said.
 fn run(program: &str, arguments: &[&str], folder: &Path, out: Stdio) -> Result<Vec<u8>> {
     let mut command = Command::new("timeout");
-    command.args([LIMIT, program]).args(arguments).current_dir(folder).env("LC_ALL", "C").env("PATH", super::path());
+    command.args([LIMIT, program]).args(arguments).current_dir(folder).env("LC_ALL", "C").env("PATH", needs::path());
     let output = command.stdin(Stdio::null()).stdout(out).stderr(Stdio::piped()).spawn();
     let output = output.and_then(std::process::Child::wait_with_output);
     let output = output.map_err(|e| format!("cannot run {program}: {e}"))?;

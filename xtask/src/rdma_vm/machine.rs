@@ -4,7 +4,6 @@
 //! machine holds nothing that is worth a shutdown: it is killed when the last part has ended.
 
 use std::collections::VecDeque;
-use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -12,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::image::Image;
-use super::{Part, guest};
+use super::{Part, guest, needs};
 use crate::Result;
 
 /// How long the machine may take to come up. About 10 s on two free processors, but minutes on busy ones.
@@ -261,8 +260,8 @@ fn command(image: &Image, length: usize) -> Command {
     command.args(["-chardev", "file,id=console,path=/dev/stderr", "-serial", "chardev:console"]);
     command.args(["-chardev", "stdio,id=port,signal=off", "-device", "virtio-serial-pci"]);
     command.args(["-device", "virtserialport,chardev=port,name=rdma-vm"]);
-    let share: OsString = "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap".into();
-    command.arg("-virtfs").arg(share).env("PATH", super::path());
+    command.args(["-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"]);
+    command.env("PATH", needs::path());
     command
 }
 
@@ -348,7 +347,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_does_not_boot_shows_what_was_said() {
-        if super::super::missing().is_some() {
+        if needs::missing().is_some() {
             eprintln!("left out: this machine cannot run QEMU");
             return;
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::Result;
+use crate::{Result, files};
 
 /// With `--hostfile`, the second group's ports are the file's plus this.
 const SECOND_GROUP: u16 = 1000;
@@ -21,9 +21,7 @@ pub(crate) fn local_nodes(
 
 /// Writes MLX's hostfile.
 pub(crate) fn write_hostfile(folder: &Path, name: &str, nodes: &[Vec<String>]) -> Result<PathBuf> {
-    let path = folder.join(name);
-    std::fs::write(&path, json!(nodes).to_string()).map_err(|e| format!("{}: {e}", path.display()))?;
-    Ok(path)
+    files::write(folder.join(name), &json!(nodes).to_string())
 }
 
 /// Reads MLX's hostfile: only as far as is needed here, the ranks themselves validate it.

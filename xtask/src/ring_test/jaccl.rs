@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Options, QueuePairs, Run, Topology, Transport, Wire};
 use crate::ranks::Ranks;
-use crate::{Result, ports};
+use crate::{Result, files, ports};
 
 /// Where Linux has the RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
@@ -88,10 +88,9 @@ impl Run<'_> {
         check_devices(Path::new(DEVICES), options.ranks)?;
         self.size = options.ranks;
         self.numbers = (0..self.size).collect();
-        let folder = tempfile::tempdir().map_err(|e| format!("cannot make a temporary folder: {e}"))?;
-        let devices = folder.path().join("devices.json");
-        std::fs::write(&devices, matrix(self.size, options.connections).to_string())
-            .map_err(|e| format!("{}: {e}", devices.display()))?;
+        let folder = files::folder()?;
+        let matrix = matrix(self.size, options.connections).to_string();
+        let devices = files::write(folder.path().join("devices.json"), &matrix)?;
         let ports = ports::draw(2)?;
         let commands = self.numbers.iter().map(|&rank| {
             let mut command = self.command(rank);
