@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 
@@ -16,7 +16,8 @@ use crate::{Result, files, ports, signals};
 #[command(after_long_help = "\
 Every rank runs on this machine. Ports that are free now are chosen; the hostfile (MLX_HOSTFILE) is temporary and goes \
 when the ranks have ended. Variables NUVEC_DISTRIBUTED_* that are set here hold for every rank. When a rank fails the \
-others are ended, and the exit code is the worst of the ranks'.")]
+others are ended, after 2 seconds in which they may say what that was to them, and the exit code is the worst of the \
+ranks'.")]
 pub(crate) struct Options {
     /// How many ranks
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = count)]
@@ -29,6 +30,9 @@ pub(crate) struct Options {
     pub(crate) program: Vec<String>,
 }
 
+/// How long the others go on once a rank has failed: what they say of it often tells more.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// The command itself: the exit code is the worst of the ranks'.
 pub(crate) fn main(options: &Options) -> ExitCode {
     match run(options, &mut std::io::stdout()) {
@@ -40,7 +44,8 @@ pub(crate) fn main(options: &Options) -> ExitCode {
     }
 }
 
-/// Starts the ranks, passes on their lines, ends all when one fails, and returns the worst exit code.
+/// Starts the ranks, passes on their lines, ends all soon after one has failed, and returns the worst exit code of those that
+/// ended by themselves.
 pub(crate) fn run(options: &Options, out: &mut dyn Write) -> Result<i32> {
     let size = options.ranks;
     // Any program can run here, so there is no starting again: only ports that are free now.
@@ -59,20 +64,26 @@ pub(crate) fn run(options: &Options, out: &mut dyn Write) -> Result<i32> {
     });
     let mut ranks = Ranks::start(commands)?;
     let mut worst = 0;
+    // When the others are to end, once a rank has failed; and whether they were told to.
+    let mut end_at = None;
     let mut ending = false;
     while !ranks.all_ended() {
+        if !ending && end_at.is_some_and(|at| Instant::now() >= at) {
+            ranks.end_all();
+            ending = true;
+        }
         match ranks.next(Duration::from_millis(100)) {
             Some(Event::Line { rank, text }) => {
                 // Without a reader the ranks still run to their end.
                 let _ = out.write_all(&prefixed(rank, size, &text)).and_then(|()| out.flush());
             }
             Some(Event::Exit { rank, status }) if !status.success() && !ending && signals::received().is_none() => {
-                worst = exit_code(status);
-                let others = if ranks.all_ended() { "" } else { ": ending the others" };
+                worst = worst.max(exit_code(status));
+                let first = end_at.is_none();
+                end_at.get_or_insert_with(|| Instant::now() + LAST_WORDS);
+                let others = if first && !ranks.all_ended() { ": the others end in 2 s" } else { "" };
                 let line = format!("{}{others}", describe(status));
                 let _ = out.write_all(&prefixed(rank, size, line.as_bytes()));
-                ranks.end_all();
-                ending = true;
             }
             // The others' codes count unless they come of our ending them.
             Some(Event::Exit { status, .. }) if status.code().is_some() => worst = worst.max(exit_code(status)),
@@ -128,10 +139,18 @@ mod tests {
         let start = Instant::now();
         let (code, text) = launch(3, 1, "if [ $MLX_RANK = 1 ]; then exit 7; fi; exec sleep 60");
         assert_eq!(code, 7);
-        assert_eq!(text, "rank 1 | ended with exit code 7: ending the others\n");
+        assert_eq!(text, "rank 1 | ended with exit code 7: the others end in 2 s\n");
         assert!(start.elapsed() < Duration::from_secs(30));
         let (code, _) = launch(2, 1, "if [ $MLX_RANK = 1 ]; then kill -9 $$; fi; exec sleep 60");
         assert_eq!(code, 137);
+    }
+
+    #[test]
+    fn the_others_may_still_say_what_a_failure_was_to_them() {
+        let script = "if [ $MLX_RANK = 1 ]; then exit 7; fi; sleep 0.5; echo why; exit 3";
+        let (code, text) = launch(2, 1, script);
+        assert_eq!(code, 7);
+        assert!(text.ends_with("rank 0 | why\nrank 0 | ended with exit code 3\n"), "{text}");
     }
 
     #[test]

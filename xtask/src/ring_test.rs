@@ -266,8 +266,9 @@ impl Options {
         }
         words.extend(jaccl::words(self));
         words.extend((self.wire == Wire::Mlx).then(|| "--wire mlx".to_string()));
-        // Never the key itself: lines like this one end up in logs.
-        words.extend(self.key.as_ref().map(|_| "--key".to_string()));
+        // Never the key itself: lines like this one end up in logs. Several machines must have the same one.
+        let key = if self.hostfile.is_some() { "--key \"$NUVEC_DISTRIBUTED_KEY\"" } else { "--key" };
+        words.extend(self.key.as_ref().map(|_| key.to_string()));
         words.extend(self.quick.then(|| "--quick".to_string()));
         if !self.sizes.is_empty() {
             let sizes: Vec<_> = self.sizes.iter().map(u64::to_string).collect();
@@ -553,7 +554,8 @@ mod tests {
         assert!(mlx.reproduction(7, None).ends_with("--connections 2 --wire mlx --quick --seed 7"));
         options.hostfile = Some("my hosts.json".into());
         options.rank = Some(1);
-        assert!(options.reproduction(7, None).contains("--hostfile 'my hosts.json' --rank 1"));
+        let text = options.reproduction(7, None);
+        assert!(text.contains("--hostfile 'my hosts.json' --rank 1 --key \"$NUVEC_DISTRIBUTED_KEY\""), "{text}");
     }
 
     #[test]

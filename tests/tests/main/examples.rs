@@ -188,7 +188,7 @@ fn a_rank_that_fails_ends_the_others_with_all_that_they_started_and_gives_its_ex
     // Long before the examples' time-out.
     assert!(start.elapsed() < Duration::from_secs(50), "{finished:?}");
     assert_eq!(finished.status.code(), Some(7), "{finished:?}");
-    assert!(finished.lines.contains(&"rank 1 | ended with exit code 7: ending the others".into()), "{finished:?}");
+    assert!(finished.lines.contains(&"rank 1 | ended with exit code 7: the others end in 2 s".into()), "{finished:?}");
     let ids: Vec<_> = finished.said("rank 2 | @id").collect();
     assert_eq!(ids.len(), 1, "{finished:?}");
     assert_gone(&ids);

@@ -126,7 +126,7 @@ fn machine_parts() -> Vec<Part> {
         limit: Duration::from_secs(300),
         ..Part::default()
     };
-    // Two ends of a ping-pong, which meet over the loopback; $1 is the kind of queue pair, the rest are options.
+    // Two ends of a ping-pong, which meet over the loopback; `kind` is the queue pair's, the rest are options.
     let pair = |kind: &str, options: &str| {
         format!(
             "ibv_{kind}_pingpong -d rxe0 -g 1 {options} & server=$!
