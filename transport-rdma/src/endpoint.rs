@@ -79,8 +79,6 @@ struct State {
     sends: Vec<Option<Slot>>,
     receives: Vec<Option<Slot>>,
     link: Link,
-    /// A message that was taken from the link for the receiving half, before that asked for it.
-    ready: Option<Bytes>,
     failure: Option<Error>,
     waiting: Waiting,
     /// Which halves were dropped, and when both were.
@@ -146,7 +144,6 @@ impl Endpoint {
             sends,
             receives,
             link,
-            ready: None,
             failure: None,
             waiting: Waiting::default(),
             sender_gone: false,
@@ -230,18 +227,16 @@ impl Endpoint {
             state.give_back(message);
         }
         state.progress();
-        let Some(bytes) = state.take() else {
-            if state.link.take() == Take::End {
-                return Err(state.error(Kind::PeerClosed, "closed the connection"));
-            }
-            return state.failure.clone().map_or(Ok(None), Err);
-        };
-        match state.receives.get_mut(bytes.slot).and_then(Option::take) {
-            Some(slot) => Ok(Some(Message { slot, bytes, read: 0 })),
-            None => {
-                state.fail(astray(bytes.slot));
-                Err(astray(bytes.slot).with_peer(&self.peer))
-            }
+        match state.link.take() {
+            Take::Bytes(bytes) => match state.receives.get_mut(bytes.slot).and_then(Option::take) {
+                Some(slot) => Ok(Some(Message { slot, bytes, read: 0 })),
+                None => {
+                    state.fail(astray(bytes.slot));
+                    Err(astray(bytes.slot).with_peer(&self.peer))
+                }
+            },
+            Take::End => Err(state.error(Kind::PeerClosed, "closed the connection")),
+            Take::Nothing => state.failure.clone().map_or(Ok(None), Err),
         }
     }
 
@@ -302,9 +297,6 @@ impl Endpoint {
                 if let Some(message) = unread {
                     state.give_back(message);
                 }
-                if let Some(bytes) = state.ready.take() {
-                    state.return_slot(bytes.slot);
-                }
                 state.link.stop_receiving();
                 state.receiver_gone = true;
             }
@@ -328,9 +320,9 @@ impl Endpoint {
             let why = why.clone();
             state.fail(why);
         }
-        let said = state.link.drained() && state.link.flushed();
+        let said = state.link.drained();
         // A peer that neither reads nor sends any more waits for nothing.
-        let unheard = state.gone.is_some() && state.link.peer_stopped() && state.link.take() == Take::End;
+        let unheard = state.gone.is_some() && state.link.peer_stopped() && state.link.ended();
         let quiet = state.failure.is_some() || said || unheard;
         if let Some(gone) = state.gone
             && (quiet || now > gone + LINGER)
@@ -493,47 +485,24 @@ impl State {
         }
     }
 
-    /// The next message, from the link or from what was taken from it before.
-    fn take(&mut self) -> Option<Bytes> {
-        if self.ready.is_none()
-            && let Take::Bytes(bytes) = self.link.take()
-        {
-            self.ready = Some(bytes);
-        }
-        self.ready.take()
-    }
-
     fn give_back(&mut self, message: Message) {
         let index = message.bytes.slot;
         if let Some(place) = self.receives.get_mut(index) {
             *place = Some(message.slot);
         }
-        self.return_slot(index);
-    }
-
-    fn return_slot(&mut self, index: usize) {
         if let Err(fault) = self.link.give_back(index) {
             self.fail(broke(&fault));
         }
     }
 
     /// Whether a half has something to do.
-    fn is_ready(&mut self, half: Half) -> bool {
-        if self.failure.is_some() {
-            return true;
-        }
-        match half {
+    fn is_ready(&self, half: Half) -> bool {
+        let something = match half {
             Half::Sender if self.waiting.flush => self.link.flushed() || self.link.peer_stopped(),
-            Half::Sender => {
-                let room = self.link.room().is_some();
-                self.link.wrote(0, self.clock);
-                room || self.link.peer_stopped()
-            }
-            Half::Receiver => {
-                self.ready = self.take();
-                self.ready.is_some() || self.link.take() == Take::End
-            }
-        }
+            Half::Sender => self.link.has_room() || self.link.peer_stopped(),
+            Half::Receiver => self.link.readable() || self.link.ended(),
+        };
+        something || self.failure.is_some()
     }
 }
 

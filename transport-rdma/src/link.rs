@@ -149,6 +149,11 @@ impl Link {
         self.sending.room()
     }
 
+    /// Whether [`room`](Self::room) would name a place.
+    pub(crate) fn has_room(&self) -> bool {
+        self.sending.has_room()
+    }
+
     /// Says that the first `bytes` of what [`room`](Self::room) named were written; 0 gives the room back.
     pub(crate) fn wrote(&mut self, bytes: usize, now: Duration) {
         self.sending.wrote(bytes, now);
@@ -227,6 +232,16 @@ impl Link {
     /// as many pieces as it likes, and then calls [`give_back`](Self::give_back).
     pub(crate) fn take(&mut self) -> Take {
         self.receiving.take()
+    }
+
+    /// Whether a message waits for [`take`](Self::take).
+    pub(crate) fn readable(&self) -> bool {
+        self.receiving.readable()
+    }
+
+    /// Whether the peer's stream ended, and all of it was taken.
+    pub(crate) fn ended(&self) -> bool {
+        self.receiving.ended()
     }
 
     /// Returns a slot that [`take`](Self::take) gave out. Errors: it is not out.

@@ -165,6 +165,14 @@ impl Receiving {
         }
     }
 
+    pub(super) fn readable(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    pub(super) fn ended(&self) -> bool {
+        self.ended && !self.readable()
+    }
+
     pub(super) fn give_back(&mut self, slot: usize) -> Result<(), Fault> {
         if self.slots.get(slot) != Some(&Slot::Taken) {
             return Err(Fault::Slot { what: "the return of", slot });

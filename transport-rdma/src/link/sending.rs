@@ -107,7 +107,8 @@ impl Sending {
         self.staged - self.tail < self.slots.len() as u64
     }
 
-    pub(super) fn room(&mut self) -> Option<Room> {
+    /// Where the next bytes go, and whether that is a new message.
+    fn place(&self) -> Option<(Room, bool)> {
         if self.finished {
             return None;
         }
@@ -115,14 +116,21 @@ impl Sending {
         if let Some(open) = self.open() {
             let (slot, len) = (self.index(open), self.slots[self.index(open)].len);
             if len < payload {
-                self.writing = Some(false);
-                return Some(Room { slot, offset: HEADER + len, len: payload - len });
+                return Some((Room { slot, offset: HEADER + len, len: payload - len }, false));
             }
         }
-        self.has_free_slot().then(|| {
-            self.writing = Some(true);
-            Room { slot: self.index(self.staged), offset: HEADER, len: payload }
-        })
+        let room = Room { slot: self.index(self.staged), offset: HEADER, len: payload };
+        self.has_free_slot().then_some((room, true))
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.place().is_some()
+    }
+
+    pub(super) fn room(&mut self) -> Option<Room> {
+        let (room, new) = self.place()?;
+        self.writing = Some(new);
+        Some(room)
     }
 
     pub(super) fn wrote(&mut self, bytes: usize, now: Duration) {
