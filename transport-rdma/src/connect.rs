@@ -10,14 +10,14 @@ use nuvec_transport_tcp::{Address, bootstrap};
 
 use crate::card::{self, Offer};
 use crate::channel::RdmaChannel;
-use crate::endpoint::{Agreement, Endpoint, Slots};
+use crate::endpoint::{Endpoint, Slots};
 use crate::fabric::RdmaFabric;
 use crate::link::{Config, HEADER};
 use crate::options::{Options, QueuePairs, Topology};
 use crate::plan::{Place, Role, places};
 use crate::registry::{Registry, Watch};
 use crate::sys::Verbs;
-use crate::verbs::{Connection, Depths, DeviceList, Gid, Port, Prepared, ProtectionDomain, QueuePairType};
+use crate::verbs::{Connection, Depths, DeviceList, Port, Prepared, ProtectionDomain, QueuePairType};
 
 /// How long a channel over unreliable queue pairs waits before it asks a silent peer.
 const ASK_AFTER: Duration = Duration::from_millis(100);
@@ -136,8 +136,6 @@ pub(crate) struct End {
     pub(crate) place: Place,
     pub(crate) offer: Offer,
     prepared: Prepared,
-    domain: Arc<ProtectionDomain>,
-    port: Port,
 }
 
 /// A device that was opened.
@@ -193,7 +191,7 @@ fn end(place: Place, opened: &Opened, kind: &mut Kinds, options: &Options) -> Re
     let prepare = |kind: QueuePairType| {
         let sends = config(kind, depth, message, Duration::ZERO).send_slots();
         let depths = Depths { sends, receives: depth };
-        Ok((kind, Prepared::new(&opened.domain, kind, depths, &opened.port)?))
+        Ok((kind, Prepared::new(&opened.domain, kind, depths, opened.port)?))
     };
     let (made, prepared) = match *kind {
         Kinds::Fixed(kind) => prepare(kind)?,
@@ -218,7 +216,7 @@ fn end(place: Place, opened: &Opened, kind: &mut Kinds, options: &Options) -> Re
         sequence: random()? & SEQUENCE_MASK,
         gid: opened.port.gid,
     };
-    Ok(End { place, offer, prepared, domain: Arc::clone(&opened.domain), port: opened.port })
+    Ok(End { place, offer, prepared })
 }
 
 fn random() -> Result<u32> {
@@ -260,7 +258,7 @@ pub(crate) fn connect_end(
     peer: Peer,
     timeout: Duration,
 ) -> Result<(Place, Arc<Endpoint>)> {
-    let End { place, offer: own, prepared, domain, port } = end;
+    let End { place, offer: own, prepared } = end;
     let is_counterpart = |theirs: &&Offer| {
         usize::from(theirs.peer) == rank && theirs.role == place.role.counterpart() && theirs.index == own.index
     };
@@ -285,13 +283,12 @@ pub(crate) fn connect_end(
         peer_sequence: theirs.sequence & SEQUENCE_MASK,
         own_sequence: own.sequence,
         lid: theirs.lid,
-        gid: Gid(theirs.gid.0),
+        gid: theirs.gid,
         mtu: u32::from(own.mtu.min(theirs.mtu)),
     };
-    let slots = Slots::new(&domain, &link)?;
-    let agreement = Agreement { kind: own.kind, link, port, connection };
+    let slots = Slots::new(prepared.domain(), &link)?;
     let named = |e: Error| if e.peer().is_some() { e } else { e.with_peer(&peer) };
-    let endpoint = Endpoint::new(prepared, slots, &agreement, peer.clone()).map_err(named)?;
+    let endpoint = Endpoint::new(prepared, slots, link, &connection, peer.clone()).map_err(named)?;
     Ok((place, endpoint))
 }
 

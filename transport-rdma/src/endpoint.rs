@@ -13,8 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::link::{Bytes, Config, Fault, HEADER, Link, Post, Take};
 use crate::verbs::{
-    Completion, CompletionChannel, Connected, Connection, Port, Prepared, ProtectionDomain, QueuePairType, Slab, Slot,
-    Work,
+    Completion, CompletionChannel, Connected, Connection, Prepared, ProtectionDomain, Slab, Slot, Work,
 };
 
 /// The most that one call polls, in batches: then others have their turn.
@@ -115,30 +114,28 @@ impl Message {
     }
 }
 
-/// What the ends of a channel agreed on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Agreement {
-    pub(crate) kind: QueuePairType,
-    pub(crate) link: Config,
-    pub(crate) port: Port,
-    pub(crate) connection: Connection,
-}
-
 impl Endpoint {
-    /// Connects a prepared queue pair, with all its receives posted. Errors: no memory can be registered; or the peer cannot
-    /// be reached. They do not name the peer.
-    pub(crate) fn new(mut prepared: Prepared, slots: Slots, agreement: &Agreement, peer: Peer) -> Result<Arc<Self>> {
+    /// Connects a prepared queue pair to the peer's, with all its receives posted; `config` is what both ends agreed on, and
+    /// what `slots` were made for. Errors: they agreed on too little; the device takes fewer receives; or the peer cannot be
+    /// reached. They do not name the peer.
+    pub(crate) fn new(
+        mut prepared: Prepared,
+        slots: Slots,
+        config: Config,
+        connection: &Connection,
+        peer: Peer,
+    ) -> Result<Arc<Self>> {
         let bell = prepared.bell();
         let Slots { sends, mut receives } = slots;
-        let mut link = Link::new(agreement.link).map_err(|fault| broke(&fault))?;
+        let mut link = Link::new(config).map_err(|fault| broke(&fault))?;
         while let Some(index) = link.next_receive() {
             let slot = receives.get_mut(index).and_then(Option::take).ok_or_else(|| astray(index))?;
             prepared.post_receive(slot)?.map_err(|slot| {
-                Error::new(Kind::Device, format!("takes only {} receives of {}", slot.index(), agreement.link.depth))
+                Error::new(Kind::Device, format!("takes only {} receives of {}", slot.index(), config.depth))
             })?;
             link.receive_posted();
         }
-        let queue_pair = prepared.connect(agreement.kind, &agreement.port, &agreement.connection)?;
+        let queue_pair = prepared.connect(connection)?;
         let state = State {
             queue_pair,
             sends,
@@ -152,7 +149,7 @@ impl Endpoint {
             ended: None,
             done: Vec::new(),
             peer: peer.clone(),
-            reliable: agreement.link.reliable,
+            reliable: config.reliable,
             began: Instant::now(),
             clock: Duration::ZERO,
         };

@@ -339,44 +339,49 @@ fn refused(domain: &ProtectionDomain, kind: QueuePairType, depths: Depths, e: &i
 }
 
 /// A queue pair that takes receives, and is not connected yet.
-pub(crate) struct Prepared(QueuePair);
+pub(crate) struct Prepared {
+    pair: QueuePair,
+    kind: QueuePairType,
+    port: Port,
+}
 
 impl Prepared {
     /// A new queue pair of this type, on that port of the domain's device. Errors: [`Kind::Exhausted`]: no queue pairs left;
     /// or the type or the depths are not offered.
-    pub(crate) fn new(
-        domain: &Arc<ProtectionDomain>,
-        kind: QueuePairType,
-        depths: Depths,
-        port: &Port,
-    ) -> Result<Self> {
-        let mut this = QueuePair::new(domain, kind, depths)?;
+    pub(crate) fn new(domain: &Arc<ProtectionDomain>, kind: QueuePairType, depths: Depths, port: Port) -> Result<Self> {
+        let mut pair = QueuePair::new(domain, kind, depths)?;
         let attributes = b::ibv_qp_attr { qp_state: b::IBV_QPS_INIT, port_num: port.number, ..Default::default() };
         let mask = b::IBV_QP_STATE | b::IBV_QP_PKEY_INDEX | b::IBV_QP_PORT | b::IBV_QP_ACCESS_FLAGS;
         let name = domain.device().name();
-        this.modify(attributes, mask, "INIT")
+        pair.modify(attributes, mask, "INIT")
             .map_err(|e| Error::from_io("ibv_modify_qp", format!("{name} does not initialise its queue pair"), &e))?;
-        Ok(Self(this))
+        Ok(Self { pair, kind, port })
+    }
+
+    /// The domain whose memory it reaches.
+    pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.pair.parts.domain
     }
 
     /// What rings when its completions were armed and there are some; `None` where the device has no such thing.
     pub(crate) fn bell(&self) -> Option<Arc<CompletionChannel>> {
-        self.0.parts.completions.bell().cloned()
+        self.pair.parts.completions.bell().cloned()
     }
 
     /// Its number, by which the peer reaches it.
     pub(crate) fn number(&self) -> u32 {
-        self.0.number()
+        self.pair.number()
     }
 
     /// Posts a receive into `slot`. `Err(slot)`: the queue is full.
     pub(crate) fn post_receive(&mut self, slot: Slot) -> Result<Result<(), Slot>> {
-        self.0.post_receive(slot)
+        self.pair.post_receive(slot)
     }
 
     /// Connects to a peer's queue pair, which need not be connected yet itself. Errors: [`Kind::Device`]: the peer's address
     /// cannot be used from this port.
-    pub(crate) fn connect(mut self, kind: QueuePairType, port: &Port, to: &Connection) -> Result<Connected> {
+    pub(crate) fn connect(self, to: &Connection) -> Result<Connected> {
+        let Self { mut pair, kind, port } = self;
         let reliable = kind == QueuePairType::Rc;
         let ready_to_receive = b::ibv_qp_attr {
             qp_state: b::IBV_QPS_RTR,
@@ -404,7 +409,7 @@ impl Prepared {
         let of_reliable = |mask| if reliable { mask } else { 0 };
         let mask = b::IBV_QP_STATE | b::IBV_QP_AV | b::IBV_QP_PATH_MTU | b::IBV_QP_DEST_QPN | b::IBV_QP_RQ_PSN;
         let mask = mask | of_reliable(b::IBV_QP_MAX_DEST_RD_ATOMIC | b::IBV_QP_MIN_RNR_TIMER);
-        self.0.modify(ready_to_receive, mask, "RTR").map_err(|e| unreachable(port, to, &e))?;
+        pair.modify(ready_to_receive, mask, "RTR").map_err(|e| unreachable(&port, to, &e))?;
 
         let ready_to_send = b::ibv_qp_attr {
             qp_state: b::IBV_QPS_RTS,
@@ -422,8 +427,8 @@ impl Prepared {
         let mask = b::IBV_QP_STATE | b::IBV_QP_SQ_PSN;
         let rest = b::IBV_QP_TIMEOUT | b::IBV_QP_RETRY_CNT | b::IBV_QP_RNR_RETRY | b::IBV_QP_MAX_QP_RD_ATOMIC;
         let failed = |e| Error::from_io("ibv_modify_qp", "cannot be sent to: the queue pair refuses", &e);
-        self.0.modify(ready_to_send, mask | of_reliable(rest), "RTS").map_err(failed)?;
-        Ok(Connected(self.0))
+        pair.modify(ready_to_send, mask | of_reliable(rest), "RTS").map_err(failed)?;
+        Ok(Connected(pair))
     }
 }
 
