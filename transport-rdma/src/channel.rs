@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nuvec_transport::{Channel, Park, Peer, Receiver, Result, Sender};
 
-use crate::endpoint::{Endpoint, Half, Message, ready};
+use crate::endpoint::{Endpoint, Half, Message};
 
 /// One reliable, ordered, full-duplex byte stream over a queue pair.
 ///
@@ -145,7 +145,7 @@ impl Receiver for RdmaReceiver {
 
     fn park(&self) -> Park<'_> {
         if self.message.as_ref().is_some_and(|message| !message.rest().is_empty()) {
-            return ready();
+            return Park::Ready;
         }
         self.endpoint.park(Half::Receiver)
     }

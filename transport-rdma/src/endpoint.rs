@@ -4,12 +4,11 @@
 //! has arrived, so that no half's credits wait for the other half to run. What may not live here: what a message says.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nuvec_transport::{Error, Interest, Kind, Park, Peer, Result, Wake};
+use nuvec_transport::{Deadline, Error, Interest, Kind, Park, Peer, Result, wait_any};
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::link::{Bytes, Config, Fault, HEADER, Link, Post, Take};
 use crate::verbs::{
@@ -254,7 +253,7 @@ impl Endpoint {
     pub(crate) fn park(&self, half: Half) -> Park<'_> {
         let Some(bell) = &self.bell else { return Park::Backoff };
         if self.check_process().is_err() {
-            return ready();
+            return Park::Ready;
         }
         let mut state = self.enter(half);
         state.look_at_clock();
@@ -268,7 +267,7 @@ impl Endpoint {
         // What arrived before the bell was armed does not ring.
         state.progress();
         if state.is_ready(half) {
-            return ready();
+            return Park::Ready;
         }
         if other_waits && rings(bell) {
             return Park::Backoff;
@@ -533,15 +532,7 @@ fn astray(index: usize) -> Error {
     Error::new(Kind::Device, format!("has a queue pair whose slot {index} was lost"))
 }
 
-/// A descriptor that is always readable, for a half that need not wait.
-pub(crate) fn ready() -> Park<'static> {
-    static READY: OnceLock<Option<Wake>> = OnceLock::new();
-    let wake = READY.get_or_init(|| Wake::new().ok().inspect(Wake::notify));
-    wake.as_ref().map_or(Park::Backoff, Wake::park)
-}
-
 /// Whether the bell rings now.
 fn rings(bell: &CompletionChannel) -> bool {
-    let mut sources = [PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)];
-    poll(&mut sources, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    wait_any(&[Park::Fd(bell.as_fd(), Interest::Readable)], Deadline::after(Duration::ZERO)).unwrap_or(false)
 }
