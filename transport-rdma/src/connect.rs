@@ -12,7 +12,7 @@ use crate::card::{self, Offer};
 use crate::channel::RdmaChannel;
 use crate::endpoint::{Endpoint, Slots};
 use crate::fabric::RdmaFabric;
-use crate::link::{Config, HEADER};
+use crate::link::{Config, Link};
 use crate::options::{Options, QueuePairs, Topology};
 use crate::plan::{Place, Role, places};
 use crate::registry::{Registry, Watch};
@@ -188,7 +188,7 @@ fn end(place: Place, opened: &Opened, kind: &mut Kinds, options: &Options) -> Re
     let device = opened.domain.device();
     let depth = device.limits().map_or(options.depth, |limits| options.depth.min(limits.work.max(1)));
     let message = options.message.min(usize::try_from(opened.port.longest_message).unwrap_or(usize::MAX));
-    let prepare = |kind: QueuePairType| {
+    let prepare = |kind: QueuePairType| -> Result<_> {
         let sends = config(kind, depth, message, Duration::ZERO).send_slots();
         let depths = Depths { sends, receives: depth };
         Ok((kind, Prepared::new(&opened.domain, kind, depths, opened.port)?))
@@ -272,12 +272,7 @@ pub(crate) fn connect_end(
         return Err(mismatch(what).with_advice("choose one type for all ranks"));
     }
     let smaller = |own: u32, theirs: u32| usize::try_from(own.min(theirs)).unwrap_or(usize::MAX);
-    let link = config(own.kind, smaller(own.depth, theirs.depth), smaller(own.message, theirs.message), timeout);
-    if link.depth < Config::least_depth(link.reliable) || link.message <= HEADER {
-        let what =
-            format!("and this rank offer {} messages of {} bytes, which is too little", link.depth, link.message);
-        return Err(mismatch(what));
-    }
+    let agreed = config(own.kind, smaller(own.depth, theirs.depth), smaller(own.message, theirs.message), timeout);
     let connection = Connection {
         number: theirs.number,
         peer_sequence: theirs.sequence & SEQUENCE_MASK,
@@ -286,8 +281,9 @@ pub(crate) fn connect_end(
         gid: theirs.gid,
         mtu: u32::from(own.mtu.min(theirs.mtu)),
     };
-    let slots = Slots::new(prepared.domain(), &link)?;
     let named = |e: Error| if e.peer().is_some() { e } else { e.with_peer(&peer) };
+    let link = Link::new(agreed).map_err(|fault| named(fault.into()))?;
+    let slots = Slots::new(prepared.domain(), &agreed)?;
     let endpoint = Endpoint::new(prepared, slots, link, &connection, peer.clone()).map_err(named)?;
     Ok((place, endpoint))
 }

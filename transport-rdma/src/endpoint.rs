@@ -114,19 +114,18 @@ impl Message {
 }
 
 impl Endpoint {
-    /// Connects a prepared queue pair to the peer's, with all its receives posted; `config` is what both ends agreed on, and
-    /// what `slots` were made for. Errors: they agreed on too little; the device takes fewer receives; or the peer cannot be
-    /// reached. They do not name the peer.
+    /// Connects a prepared queue pair to the peer's, with all the receives of `link`, for which `slots` were made, posted.
+    /// Errors: the device takes fewer receives, or the peer cannot be reached. They do not name the peer.
     pub(crate) fn new(
         mut prepared: Prepared,
         slots: Slots,
-        config: Config,
+        mut link: Link,
         connection: &Connection,
         peer: Peer,
     ) -> Result<Arc<Self>> {
         let bell = prepared.bell();
         let Slots { sends, mut receives } = slots;
-        let mut link = Link::new(config).map_err(|fault| broke(&fault))?;
+        let config = *link.config();
         while let Some(index) = link.next_receive() {
             let slot = receives.get_mut(index).and_then(Option::take).ok_or_else(|| astray(index))?;
             prepared.post_receive(slot)?.map_err(|slot| {
@@ -406,7 +405,7 @@ impl State {
         if self.failure.is_none()
             && let Err(fault) = self.link.tick(self.clock)
         {
-            self.fail(broke(&fault));
+            self.fail(fault.into());
         }
         self.post();
     }
@@ -416,7 +415,7 @@ impl State {
         match completion.work {
             Work::Send => {
                 *self.sends.get_mut(index).ok_or_else(|| astray(index))? = Some(completion.slot);
-                self.link.completed(index, now).map_err(|fault| broke(&fault))
+                self.link.completed(index, now).map_err(Error::from)
             }
             Work::Receive => {
                 let index = index.checked_sub(self.sends.len()).ok_or_else(|| astray(index))?;
@@ -427,7 +426,7 @@ impl State {
                 if let Some(bytes) = slot.bytes().get(..HEADER) {
                     header.copy_from_slice(bytes);
                 }
-                self.link.received(index, completion.bytes, &header, now).map_err(|fault| broke(&fault))
+                self.link.received(index, completion.bytes, &header, now).map_err(Error::from)
             }
         }
     }
@@ -487,7 +486,7 @@ impl State {
             *place = Some(message.slot);
         }
         if let Err(fault) = self.link.give_back(index) {
-            self.fail(broke(&fault));
+            self.fail(fault.into());
         }
     }
 
@@ -517,14 +516,15 @@ impl Slots {
     }
 }
 
-fn broke(fault: &Fault) -> Error {
-    let kind = match fault {
-        Fault::Silent { .. } | Fault::Lossy { .. } => Kind::Reset,
-        Fault::TooSmall { .. } => Kind::Unsupported,
-        Fault::Broken { .. } => Kind::Mismatch,
-        Fault::Slot { .. } => Kind::Device,
-    };
-    Error::new(kind, fault.to_string())
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        let kind = match fault {
+            Fault::Silent { .. } | Fault::Lossy { .. } => Kind::Reset,
+            Fault::TooSmall { .. } | Fault::Broken { .. } => Kind::Mismatch,
+            Fault::Slot { .. } => Kind::Device,
+        };
+        Self::new(kind, fault.to_string())
+    }
 }
 
 /// The error of a slot that is not where it must be.

@@ -142,6 +142,11 @@ impl Link {
         Ok(Self { config, sending: Sending::new(&config), receiving: Receiving::new(&config) })
     }
 
+    /// What both ends agreed on.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Where the next bytes of our stream go, if there is a place for them: the rest of a message that still waits
     /// for credit, or a free slot. The message is not posted before [`wrote`](Self::wrote), so the bytes may be
     /// copied without a lock on the link. `None`: no room now, or [`finish`](Self::finish) was called.

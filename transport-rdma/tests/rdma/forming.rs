@@ -70,6 +70,30 @@ fn memory_that_cannot_be_locked_is_an_error_with_limit_need_and_remedy_and_the_o
 }
 
 #[test]
+fn a_rank_that_offers_too_little_for_the_protocol_is_named_with_the_need() {
+    for (queue_pairs, least) in TYPES.into_iter().zip([4, 7]) {
+        let receives = (3, 4096, format!("only 3 receives, and the protocol needs {least}"));
+        let bytes = (32, 0, "only 0 bytes a message, and the protocol needs 33".to_string());
+        for (depth, message, need) in [receives, bytes] {
+            let network = Network::new(2);
+            let options = |rank| {
+                let options = network.options().queue_pairs(queue_pairs);
+                if rank == 1 { options.depth(depth).message(message) } else { options }
+            };
+            let formed = form(&matrix(2, 1), Topology::Mesh, &options);
+            let errors: Vec<_> = formed.into_iter().map(|formed| formed.expect_err("a group over nothing")).collect();
+            // Both find it, unless one hears first that the other has failed.
+            let of_need = |(rank, e): (usize, &Error)| {
+                (e.kind(), e.peer().map(|peer| peer.rank)) == (Kind::Mismatch, Some(1 - rank))
+                    && e.to_string().contains(&need)
+            };
+            assert!(errors.iter().enumerate().any(of_need), "{errors:?}");
+            nothing_is_left(&network);
+        }
+    }
+}
+
+#[test]
 fn the_best_gid_of_any_table_is_used_and_an_empty_table_is_an_error_with_a_remedy() {
     let tables: [(&[&str], bool); 5] = [
         (&["fe80::1", "::", "::ffff:10.0.0.1"], true),
