@@ -82,7 +82,7 @@ fn form(
     let ends = prepare(places, options).map_err(|e| e.with_rank(rank))?;
     let offers: Vec<_> = ends.iter().map(|end| end.offer).collect();
     let registry = Arc::new(Registry::default());
-    let watch = Watch { inner: handler, registry: Arc::clone(&registry), links: Vec::new() };
+    let watch = Watch { inner: handler, registry: Arc::clone(&registry) };
     let bootstrap = meet(&card::encode(&offers), Box::new(watch))?;
 
     let deadline = Deadline::after(options.timeout);
