@@ -155,11 +155,12 @@ pub(crate) fn prepare(places: Vec<Place>, options: &Options) -> Result<Vec<End>>
     };
     let list = DeviceList::new(&verbs)?;
     let mut devices = HashMap::new();
+    // `None`: reliable ones, unless the device has none; what the first one turns out to be, all are.
     let mut kind = match options.queue_pairs {
-        QueuePairs::Any if cfg!(target_os = "macos") => Kinds::Fixed(QueuePairType::Uc),
-        QueuePairs::Any => Kinds::Any,
-        QueuePairs::Reliable => Kinds::Fixed(QueuePairType::Rc),
-        QueuePairs::Unreliable => Kinds::Fixed(QueuePairType::Uc),
+        QueuePairs::Any if cfg!(target_os = "macos") => Some(QueuePairType::Uc),
+        QueuePairs::Any => None,
+        QueuePairs::Reliable => Some(QueuePairType::Rc),
+        QueuePairs::Unreliable => Some(QueuePairType::Uc),
     };
     let mut ends = Vec::new();
     for place in places {
@@ -171,20 +172,14 @@ pub(crate) fn prepare(places: Vec<Place>, options: &Options) -> Result<Vec<End>>
                 free.insert(Opened { domain: ProtectionDomain::new(&device)?, port })
             }
         };
-        ends.push(end(place, opened, &mut kind, options)?);
+        let end = end(place, opened, kind, options)?;
+        kind = Some(end.offer.kind);
+        ends.push(end);
     }
     Ok(ends)
 }
 
-/// Which type of queue pair to make.
-#[derive(Debug, Clone, Copy)]
-enum Kinds {
-    /// Reliable, unless the device has none: what the first one turns out to be, all are.
-    Any,
-    Fixed(QueuePairType),
-}
-
-fn end(place: Place, opened: &Opened, kind: &mut Kinds, options: &Options) -> Result<End> {
+fn end(place: Place, opened: &Opened, kind: Option<QueuePairType>, options: &Options) -> Result<End> {
     let device = opened.domain.device();
     let depth = device.limits().map_or(options.depth, |limits| options.depth.min(limits.work.max(1)));
     let message = options.message.min(usize::try_from(opened.port.longest_message).unwrap_or(usize::MAX));
@@ -193,21 +188,20 @@ fn end(place: Place, opened: &Opened, kind: &mut Kinds, options: &Options) -> Re
         let depths = Depths { sends, receives: depth };
         Ok((kind, Prepared::new(&opened.domain, kind, depths, opened.port)?))
     };
-    let (made, prepared) = match *kind {
-        Kinds::Fixed(kind) => prepare(kind)?,
-        Kinds::Any => match prepare(QueuePairType::Rc) {
+    let (kind, prepared) = match kind {
+        Some(kind) => prepare(kind)?,
+        None => match prepare(QueuePairType::Rc) {
             Err(e) if e.kind() != Kind::Exhausted => prepare(QueuePairType::Uc).map_err(|_| e)?,
             done => done?,
         },
     };
-    *kind = Kinds::Fixed(made);
     let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let short = |number: usize| u16::try_from(number).map_err(|_| Error::new(Kind::Misuse, "there are too many ranks"));
     let offer = Offer {
         peer: short(place.peer)?,
         role: place.role,
         index: short(place.index)?,
-        kind: made,
+        kind,
         mtu: u8::try_from(opened.port.mtu).unwrap_or(1),
         lid: opened.port.lid,
         depth: small(depth),
