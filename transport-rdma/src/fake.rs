@@ -39,11 +39,11 @@ pub struct Device {
     pub name: String,
     /// Its table of GIDs: addresses as IPv6 text, and whether they are of RoCE version 1.
     pub gids: Vec<(String, bool)>,
-    /// How many queue pairs and memory regions it has, and work requests a queue.
+    /// How many queue pairs it has.
     pub queue_pairs: usize,
-    /// See above.
+    /// How many memory regions it registers.
     pub regions: usize,
-    /// See above.
+    /// How many work requests each of a queue pair's two queues holds.
     pub work: usize,
     /// Whether it offers reliable queue pairs.
     pub reliable: bool,

@@ -199,8 +199,7 @@ impl Link {
         self.sending.posted(post.sequence, &post.said, now);
     }
 
-    /// Says that the send from `slot` completed. Where sends are posted without a signal, one completion stands for
-    /// all sends before it, and the endpoint calls this for each. Errors: no send from that slot is posted.
+    /// Says that the send from `slot` completed. Errors: no send from that slot is posted.
     pub(crate) fn completed(&mut self, slot: usize, now: Duration) -> Result<(), Fault> {
         self.sending.completed(slot, now)
     }

@@ -17,7 +17,7 @@ const MOST_GIDS: i32 = 256;
 const NO_ADDRESS: &str =
     "give the network interface of that device an address, such as `ip addr add 10.0.0.1/24 dev INTERFACE`";
 
-/// What an open device is opened for.
+/// What usually keeps a device from being opened.
 const OPEN_ADVICE: &str = "the user needs access to the device file (Linux: /dev/infiniband/uverbs*)";
 
 /// The devices of this machine.

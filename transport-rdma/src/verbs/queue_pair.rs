@@ -140,7 +140,6 @@ impl QueuePair {
                 ..Default::default()
             },
             qp_type: kind.code(),
-            sq_sig_all: 1,
             ..Default::default()
         };
         // SAFETY: the domain and the completion queue are alive and of one device, and stay so: the value below holds both,
