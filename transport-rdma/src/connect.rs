@@ -19,9 +19,6 @@ use crate::registry::{Registry, Watch};
 use crate::sys::Verbs;
 use crate::verbs::{Connection, Depths, DeviceList, Port, Prepared, ProtectionDomain, QueuePairType};
 
-/// How long a channel over unreliable queue pairs waits before it asks a silent peer.
-const ASK_AFTER: Duration = Duration::from_millis(100);
-
 /// Packets are numbered with 24 bits.
 const SEQUENCE_MASK: u32 = (1 << 24) - 1;
 
@@ -221,7 +218,7 @@ fn random() -> Result<u32> {
 fn config(kind: QueuePairType, depth: usize, message: usize, timeout: Duration) -> Config {
     // Questions come every 0.8 s at the most; the group's own time-out should come first.
     let ask_limit = u32::try_from(timeout.as_millis() / 800).unwrap_or(u32::MAX).saturating_add(4);
-    Config { reliable: kind == QueuePairType::Rc, depth, message, ask_after: ASK_AFTER, ask_limit }
+    Config { reliable: kind == QueuePairType::Rc, depth, message, ask_limit }
 }
 
 /// Connects each end to its counterpart on the others' cards.

@@ -103,8 +103,7 @@ pub(crate) struct Message {
 impl Message {
     /// What was not read yet.
     pub(crate) fn rest(&self) -> &[u8] {
-        let from = self.bytes.offset + self.read;
-        self.slot.bytes().get(from..self.bytes.offset + self.bytes.len).unwrap_or_default()
+        self.slot.bytes().get(HEADER + self.read..HEADER + self.bytes.len).unwrap_or_default()
     }
 
     /// Says that the first `bytes` bytes of the rest were read.

@@ -34,7 +34,7 @@
 //! **Loss (UC).** A receiver that sees a gap asks for a resend, once per gap; the sender goes back to the first
 //! unacknowledged message (go-back-N). Everything else that may be lost (the last message, an acknowledgement, a
 //! credit, a request) is the sender's care: while it has unacknowledged data, or data and no credit, and nothing
-//! changes for `ask_after`, it asks with a control message which the peer answers at once. Asking rather than
+//! changes for a tenth of a second, it asks with a control message which the peer answers at once. Asking rather than
 //! resending keeps a peer that is merely slow from being flooded with data that it has no receives for. `ask_limit`
 //! questions without progress are an error. There is nothing to time on the receiving side, and an idle link is
 //! silent. An endpoint must poll now and then even if none of its own time-outs is due, since its peer may ask; and
@@ -75,9 +75,6 @@ pub(crate) struct Config {
     pub(crate) depth: usize,
     /// The longest message, in bytes and with its header: the smaller of what the two offer.
     pub(crate) message: usize,
-    /// UC: how long the sending half waits for an acknowledgement or a credit before it asks (100 ms). The interval
-    /// doubles three times while nothing changes.
-    pub(crate) ask_after: Duration,
     /// UC: how many questions, or resends of the same message, without progress are an error.
     pub(crate) ask_limit: u32,
 }

@@ -32,7 +32,10 @@ struct Slot {
     posted: bool,
 }
 
-/// How often the interval between questions doubles.
+/// UC: how long we wait for an acknowledgement or a credit before we ask.
+const ASK_AFTER: Duration = Duration::from_millis(100);
+
+/// How often the interval between questions doubles, while nothing changes.
 const DOUBLINGS: u32 = 3;
 
 #[derive(Debug)]
@@ -308,7 +311,7 @@ impl Sending {
     }
 
     fn interval(&self) -> Duration {
-        self.config.ask_after * (1 << self.doublings)
+        ASK_AFTER * (1 << self.doublings)
     }
 
     pub(super) fn next_timeout(&self) -> Option<Duration> {
