@@ -17,7 +17,7 @@ use crate::options::{Options, QueuePairs, Topology};
 use crate::plan::{Place, Role, places};
 use crate::registry::{Registry, Watch};
 use crate::sys::Verbs;
-use crate::verbs::{Connection, Depths, DeviceList, Port, Prepared, ProtectionDomain, QueuePairType};
+use crate::verbs::{Connection, DeviceList, Port, Prepared, ProtectionDomain, QueuePairType};
 
 /// Packets are numbered with 24 bits.
 const SEQUENCE_MASK: u32 = (1 << 24) - 1;
@@ -180,11 +180,8 @@ fn end(place: Place, opened: &Opened, kind: Option<QueuePairType>, options: &Opt
     let device = opened.domain.device();
     let depth = device.limits().map_or(options.depth, |limits| options.depth.min(limits.work.max(1)));
     let message = options.message.min(usize::try_from(opened.port.longest_message).unwrap_or(usize::MAX));
-    let prepare = |kind: QueuePairType| -> Result<_> {
-        let sends = config(kind, depth, message, Duration::ZERO).send_slots();
-        let depths = Depths { sends, receives: depth };
-        Ok((kind, Prepared::new(&opened.domain, kind, depths, opened.port)?))
-    };
+    let prepare =
+        |kind: QueuePairType| -> Result<_> { Ok((kind, Prepared::new(&opened.domain, kind, depth, opened.port)?)) };
     let (kind, prepared) = match kind {
         Some(kind) => prepare(kind)?,
         None => match prepare(QueuePairType::Rc) {

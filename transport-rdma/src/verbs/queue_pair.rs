@@ -41,13 +41,6 @@ impl QueuePairType {
     }
 }
 
-/// How many of each a queue pair holds at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Depths {
-    pub(crate) sends: usize,
-    pub(crate) receives: usize,
-}
-
 /// What is needed to reach a queue pair, and to receive from it: what its owner announces, and both ends agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Connection {
@@ -124,17 +117,17 @@ impl Posted {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    fn new(domain: &Arc<ProtectionDomain>, kind: QueuePairType, depths: Depths) -> Result<Self> {
+    fn new(domain: &Arc<ProtectionDomain>, kind: QueuePairType, depth: usize) -> Result<Self> {
         let device = domain.device();
-        let completions = CompletionQueue::new(device, depths.sends.saturating_add(depths.receives))?;
-        let depth = |depth: usize| u32::try_from(depth).unwrap_or(u32::MAX);
+        let completions = CompletionQueue::new(device, depth.saturating_mul(2))?;
+        let most = u32::try_from(depth).unwrap_or(u32::MAX);
         // Every field that is not set is zero: a driver may read them all.
         let mut attributes = b::ibv_qp_init_attr {
             send_cq: completions.raw().as_ptr(),
             recv_cq: completions.raw().as_ptr(),
             cap: b::ibv_qp_cap {
-                max_send_wr: depth(depths.sends),
-                max_recv_wr: depth(depths.receives),
+                max_send_wr: most,
+                max_recv_wr: most,
                 max_send_sge: 1,
                 max_recv_sge: 1,
                 ..Default::default()
@@ -146,10 +139,10 @@ impl QueuePair {
         // and drops them after the queue pair. The attributes are a live local, wholly initialised.
         let raw = unsafe { (device.verbs().create_qp)(domain.raw().as_ptr(), &raw mut attributes) };
         let Some(raw) = NonNull::new(raw) else {
-            return Err(refused(domain, kind, depths, &io::Error::last_os_error()));
+            return Err(refused(domain, kind, depth, &io::Error::last_os_error()));
         };
-        let posted = |most| Posted { most, ..Posted::default() };
-        let (sends, receives) = (posted(depths.sends), posted(depths.receives));
+        let posted = || Posted { most: depth, ..Posted::default() };
+        let (sends, receives) = (posted(), posted());
         let parts = Parts { sends, receives, completions, domain: Arc::clone(domain) };
         Ok(Self { raw, parts: ManuallyDrop::new(parts), process: std::process::id() })
     }
@@ -320,7 +313,7 @@ impl Drop for QueuePair {
 
 /// Why a queue pair was not made. EBUSY means that there are none left; EOPNOTSUPP and, of some drivers, EINVAL or ENOSYS
 /// that the type is not offered.
-fn refused(domain: &ProtectionDomain, kind: QueuePairType, depths: Depths, e: &io::Error) -> Error {
+fn refused(domain: &ProtectionDomain, kind: QueuePairType, depth: usize, e: &io::Error) -> Error {
     let (name, kind) = (domain.device().name(), kind.name());
     let limit = domain.device().limits().map_or(String::new(), |limits| format!(" (limit {})", limits.queue_pairs));
     let is = |errno: Errno| e.raw_os_error() == Some(errno.raw_os_error());
@@ -328,8 +321,7 @@ fn refused(domain: &ProtectionDomain, kind: QueuePairType, depths: Depths, e: &i
         return Error::new(Kind::Exhausted, format!("out of queue pairs on device {name}{limit}"))
             .with_advice("end other programs that use it, or use fewer connections");
     }
-    let Depths { sends, receives } = depths;
-    let what = format!("{name} gives no {kind} queue pair for {sends} sends and {receives} receives");
+    let what = format!("{name} gives no {kind} queue pair for {depth} sends and as many receives");
     let error = Error::from_io("ibv_create_qp", what, e);
     if is(Errno::OPNOTSUPP) || is(Errno::NOTSUP) || is(Errno::NOSYS) || is(Errno::INVAL) {
         return error.with_advice("another type of queue pair, or a smaller depth, may be offered");
@@ -345,10 +337,10 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// A new queue pair of this type, on that port of the domain's device. Errors: [`Kind::Exhausted`]: no queue pairs left;
-    /// or the type or the depths are not offered.
-    pub(crate) fn new(domain: &Arc<ProtectionDomain>, kind: QueuePairType, depths: Depths, port: Port) -> Result<Self> {
-        let mut pair = QueuePair::new(domain, kind, depths)?;
+    /// A new queue pair of this type, which holds `depth` sends and as many receives, on that port of the domain's device.
+    /// Errors: [`Kind::Exhausted`]: no queue pairs left; or the type or the depth is not offered.
+    pub(crate) fn new(domain: &Arc<ProtectionDomain>, kind: QueuePairType, depth: usize, port: Port) -> Result<Self> {
+        let mut pair = QueuePair::new(domain, kind, depth)?;
         let attributes = b::ibv_qp_attr { qp_state: b::IBV_QPS_INIT, port_num: port.number, ..Default::default() };
         let mask = b::IBV_QP_STATE | b::IBV_QP_PKEY_INDEX | b::IBV_QP_PORT | b::IBV_QP_ACCESS_FLAGS;
         let name = domain.device().name();
