@@ -180,9 +180,8 @@ fn end(place: Place, opened: &Opened, kind: Option<QueuePairType>, options: &Opt
     let device = opened.domain.device();
     let depth = device.limits().map_or(options.depth, |limits| options.depth.min(limits.work.max(1)));
     let message = options.message.min(usize::try_from(opened.port.longest_message).unwrap_or(usize::MAX));
-    let prepare =
-        |kind: QueuePairType| -> Result<_> { Ok((kind, Prepared::new(&opened.domain, kind, depth, opened.port)?)) };
-    let (kind, prepared) = match kind {
+    let prepare = |kind| Prepared::new(&opened.domain, kind, depth, opened.port);
+    let prepared = match kind {
         Some(kind) => prepare(kind)?,
         None => match prepare(QueuePairType::Rc) {
             Err(e) if e.kind() != Kind::Exhausted => prepare(QueuePairType::Uc).map_err(|_| e)?,
@@ -195,7 +194,7 @@ fn end(place: Place, opened: &Opened, kind: Option<QueuePairType>, options: &Opt
         peer: short(place.peer)?,
         role: place.role,
         index: short(place.index)?,
-        kind,
+        kind: prepared.kind(),
         mtu: u8::try_from(opened.port.mtu).unwrap_or(1),
         lid: opened.port.lid,
         depth: small(depth),

@@ -87,15 +87,13 @@ impl Posted {
 
     fn keep(&mut self, slot: Slot) {
         let index = slot.index();
-        if self.slots.len() < slot.of() {
-            self.slots.resize_with(slot.of(), || None);
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || None);
         }
-        if let Some(place) = self.slots.get_mut(index) {
-            // Slots of one slab are unique, and one kind of work uses one slab: the place is free.
-            debug_assert!(place.is_none(), "two slots of one index");
-            *place = Some(slot);
-            self.count += 1;
-        }
+        // Slots of one slab are unique, and one kind of work uses one slab: the place is free.
+        let before = self.slots[index].replace(slot);
+        debug_assert!(before.is_none(), "two slots of one index");
+        self.count += 1;
     }
 
     fn take(&mut self, index: usize) -> Option<Slot> {
@@ -166,8 +164,8 @@ impl QueuePair {
         if self.parts.receives.full() {
             return Ok(Err(slot));
         }
-        self.admit(&slot, Work::Receive, slot.bytes().len())?;
-        let mut element = element(&slot, slot.bytes().len());
+        let length = self.admit(&slot, Work::Receive, slot.bytes().len())?;
+        let mut element = element(&slot, length);
         let mut request = b::ibv_recv_wr {
             wr_id: Work::Receive.id(slot.index()),
             sg_list: &raw mut element,
@@ -190,8 +188,8 @@ impl QueuePair {
         if self.parts.sends.full() {
             return Ok(Err(slot));
         }
-        self.admit(&slot, Work::Send, bytes)?;
-        let mut element = element(&slot, bytes);
+        let length = self.admit(&slot, Work::Send, bytes)?;
+        let mut element = element(&slot, length);
         let mut request = b::ibv_send_wr {
             wr_id: Work::Send.id(slot.index()),
             sg_list: &raw mut element,
@@ -211,15 +209,15 @@ impl QueuePair {
         keep(&mut self.parts.sends, slot, code, "ibv_post_send")
     }
 
-    /// Refuses a slot that may not be posted here.
-    fn admit(&self, slot: &Slot, work: Work, bytes: usize) -> Result<()> {
+    /// Refuses a slot that may not be posted here; the length of its first `bytes` bytes, as a work request has it.
+    fn admit(&self, slot: &Slot, work: Work, bytes: usize) -> Result<u32> {
         let posted = match work {
             Work::Send => &self.parts.sends,
             Work::Receive => &self.parts.receives,
         };
         let fits = slot.is_of(&self.parts.domain) && posted.fits(slot) && bytes <= slot.bytes().len();
         let misuse = || Error::new(Kind::Misuse, format!("slot {} does not belong to this queue pair", slot.index()));
-        if fits && u32::try_from(bytes).is_ok() { Ok(()) } else { Err(misuse()) }
+        u32::try_from(bytes).ok().filter(|_| fits).ok_or_else(misuse)
     }
 
     fn lacks(&self, verb: &str) -> Error {
@@ -270,9 +268,7 @@ impl QueuePair {
 }
 
 /// The part of the slot's memory that a work request names.
-fn element(slot: &Slot, bytes: usize) -> b::ibv_sge {
-    // `admit` made sure that the length fits.
-    let length = u32::try_from(bytes).unwrap_or(0);
+fn element(slot: &Slot, length: u32) -> b::ibv_sge {
     b::ibv_sge { addr: slot.address().as_ptr().expose_provenance() as u64, length, lkey: slot.slab().local_key() }
 }
 
@@ -357,6 +353,11 @@ impl Prepared {
     /// What rings when its completions were armed and there are some; `None` where the device has no such thing.
     pub(crate) fn bell(&self) -> Option<Arc<CompletionChannel>> {
         self.pair.parts.completions.bell().cloned()
+    }
+
+    /// What it promises.
+    pub(crate) fn kind(&self) -> QueuePairType {
+        self.kind
     }
 
     /// Its number, by which the peer reaches it.
