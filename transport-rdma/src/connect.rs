@@ -104,15 +104,7 @@ fn form(
         let channel = RdmaChannel::new(endpoint);
         if place.role == Role::Stream { streams.push((place.peer, channel)) } else { links.push((place, channel)) }
     }
-    Ok(RdmaFabric::new(bootstrap, registry, assemble(links, topology), streams, connections(devices, topology)))
-}
-
-/// How many connections join two neighbours.
-fn connections(devices: &[Vec<Vec<String>>], topology: Topology) -> usize {
-    match topology {
-        Topology::Mesh => 1,
-        Topology::Ring => devices.first().and_then(|row| row.get(1)).map_or(1, Vec::len),
-    }
+    Ok(RdmaFabric::new(bootstrap, registry, assemble(links, topology), streams))
 }
 
 /// Puts the channels where the topology has them; they come in the plan's order.

@@ -46,9 +46,13 @@ impl RdmaFabric {
         registry: Arc<Registry>,
         links: Links<RdmaChannel>,
         streams: Vec<(usize, RdmaChannel)>,
-        connections: usize,
     ) -> Self {
         let mut all = Streams::default();
+        let connections = match &links {
+            Links::Mesh(_) => 1,
+            // A ring of one rank has none, and is asked for its stripes all the same.
+            Links::Ring(ring) => ring.right.len().max(1),
+        };
         let joined = streams.iter().map(|(peer, _)| *peer).collect();
         for (peer, channel) in streams {
             let (sender, receiver) = channel.split();
