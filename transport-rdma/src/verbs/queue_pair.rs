@@ -386,8 +386,7 @@ impl Prepared {
                 is_global: u8::from(port.global),
                 grh: b::ibv_global_route {
                     dgid: b::ibv_gid { raw: to.gid.0 },
-                    // The index fits: tables are looked at only up to a few hundred entries.
-                    sgid_index: u8::try_from(port.gid_index).unwrap_or(u8::MAX),
+                    sgid_index: port.gid_index,
                     hop_limit: 64,
                     ..Default::default()
                 },

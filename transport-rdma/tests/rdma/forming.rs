@@ -117,12 +117,15 @@ fn the_best_gid_of_any_table_is_used_and_an_empty_table_is_an_error_with_a_remed
         }
     }
     let network = Network::new(1);
-    let options = network.options().gid_index(7);
     let matrix = [vec![vec![], vec!["fake0".to_string()]], vec![vec!["x".to_string()], vec![]]];
     let coordinator = nuvec_transport_tcp::Address::new("127.0.0.1", 1);
-    let e = nuvec_transport_rdma::connect(&coordinator, &matrix, 0, Topology::Mesh, &options, Box::new(Silent));
-    let line = e.expect_err("an index that has no entry").to_string();
-    assert!(line.contains("no entry 7") && line.contains("::ffff:10.0.0.1"), "{line}");
+    // 257 is entry 1 to whoever looks at 8 bits of it.
+    for index in [7, 257] {
+        let options = network.options().gid_index(index);
+        let e = nuvec_transport_rdma::connect(&coordinator, &matrix, 0, Topology::Mesh, &options, Box::new(Silent));
+        let line = e.expect_err("an index that has no entry").to_string();
+        assert!(line.contains(&format!("no entry {index};")) && line.contains("::ffff:10.0.0.1"), "{line}");
+    }
 }
 
 #[test]
