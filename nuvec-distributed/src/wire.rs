@@ -150,17 +150,6 @@ fn tcp_options(options: &Options) -> Result<tcp::Options> {
 
 #[cfg(feature = "jaccl")]
 fn rdma_options(config: &jaccl::Config) -> Result<rdma::Options> {
-    let options = &config.options;
-    let mut rdma_options = rdma::Options::default()
-        .timeout(options.timeout)
-        .name(options.name.as_str())
-        .verbose(options.verbose)
-        .queue_pairs(config.queue_pairs);
-    if let Some(key) = &options.key {
-        rdma_options = rdma_options.key(tcp::Key::new(key.as_bytes())?);
-    }
-    if let Some(index) = config.gid_index {
-        rdma_options = rdma_options.gid_index(index);
-    }
-    Ok(rdma_options)
+    let options = rdma::Options::from(tcp_options(&config.options)?);
+    Ok(options.queue_pairs(config.queue_pairs).gid_index(config.gid_index))
 }

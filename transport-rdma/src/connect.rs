@@ -28,7 +28,7 @@ const SEQUENCE_MASK: u32 = (1 << 24) - 1;
 /// reaches rank `p`: in a [`Topology::Mesh`] the first one is used, in a [`Topology::Ring`] each is a connection of its own,
 /// equally many between any two neighbours. `handler` is given the control messages, from now on until the fabric is closed.
 ///
-/// Blocks for `options.timeout` at the longest for each of two steps, meeting and connecting (and about a second more to
+/// Blocks for the time-out at the longest for each of two steps, meeting and connecting (and about a second more to
 /// tell the others, when it fails). A group of one rank opens neither a device nor a socket.
 ///
 /// Errors: [`Kind::Misuse`]: the matrix is not of this topology; [`Kind::Unsupported`]: there is no verbs library, with the
@@ -82,7 +82,7 @@ fn form(
     let watch = Watch { inner: handler, registry: Arc::clone(&registry) };
     let bootstrap = meet(&card::encode(&offers), Box::new(watch))?;
 
-    let deadline = Deadline::after(options.timeout);
+    let deadline = Deadline::after(options.bootstrap.timeout);
     let joined = join(ends, &bootstrap).and_then(|ends| {
         // Only now does every queue pair of every rank have its receives posted.
         bootstrap.ready(deadline).map(|()| ends)
