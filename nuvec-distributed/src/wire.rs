@@ -57,9 +57,8 @@ impl Collectives {
         let launch_env::Jaccl { rank, devices, coordinator, .. } = &config.launch;
         let coordinator = tcp::Address::new(coordinator.host(), coordinator.port());
         let topology = match config.launch.topology() {
-            Ok(launch_env::Topology::Mesh) => rdma::Topology::Mesh,
-            Ok(launch_env::Topology::Ring) => rdma::Topology::Ring,
-            Err(e) => return Err(Error::new(Kind::Misuse, e.to_string())),
+            launch_env::Topology::Mesh => rdma::Topology::Mesh,
+            launch_env::Topology::Ring => rdma::Topology::Ring,
         };
         let options = rdma_options(config)?;
         collectives::Communicator::form(settings(&config.options), |handler| {

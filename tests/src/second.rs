@@ -54,8 +54,8 @@ fn over_rdma(jaccl: &Jaccl, settings: &Settings) -> nuvec_transport::Result<Comm
     };
     let options = rdma::Options::from(tcp_options(settings)?).queue_pairs(queue_pairs).gid_index(settings.gid_index);
     let topology = match jaccl.topology() {
-        Ok(Topology::Ring) => rdma::Topology::Ring,
-        _ => rdma::Topology::Mesh,
+        Topology::Ring => rdma::Topology::Ring,
+        Topology::Mesh => rdma::Topology::Mesh,
     };
     let coordinator = Address::new(jaccl.coordinator.host(), jaccl.coordinator.port());
     Communicator::form(CollectiveOptions::default(), |handler| {
