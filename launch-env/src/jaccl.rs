@@ -86,7 +86,7 @@ impl Jaccl {
             .map_err(|kind| Error::new(Origin::Variable(rank.0), Spot::Whole, kind))?;
         let prefer_ring = vars::first_set(vars, &RING).is_some();
         let jaccl = Self { rank, devices: matrix, coordinator, prefer_ring, origin };
-        jaccl.topology()?;
+        jaccl.check()?;
         Ok(Some(jaccl))
     }
 
@@ -110,7 +110,7 @@ impl Jaccl {
             return Err(Error::new(Origin::Argument("rank"), Spot::Whole, kind));
         }
         let jaccl = Self { rank, devices, coordinator, prefer_ring, origin };
-        jaccl.topology()?;
+        jaccl.check()?;
         Ok(jaccl)
     }
 
@@ -121,20 +121,19 @@ impl Jaccl {
 
     /// The topology to form: the one that is valid, and of two the mesh unless the ring is preferred (as in MLX's
     /// `jaccl::init`).
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::NoTopology`], which says what is invalid for a mesh and what for a ring.
-    pub fn topology(&self) -> Result<Topology, Error> {
-        let (mesh, ring) = (self.mesh_fault(), self.ring_fault());
-        match (mesh, ring) {
-            (_, None) if self.prefer_ring => Ok(Topology::Ring),
-            (None, _) => Ok(Topology::Mesh),
-            (_, None) => Ok(Topology::Ring),
+    pub fn topology(&self) -> Topology {
+        let ring = if self.prefer_ring { self.ring_fault().is_none() } else { self.mesh_fault().is_some() };
+        if ring { Topology::Ring } else { Topology::Mesh }
+    }
+
+    /// Errors: [`ErrorKind::NoTopology`], which says what is invalid for a mesh and what for a ring.
+    fn check(&self) -> Result<(), Error> {
+        match (self.mesh_fault(), self.ring_fault()) {
             (Some((mesh_at, mesh)), Some((ring_at, ring))) => {
                 let kind = ErrorKind::NoTopology { mesh_at, mesh, ring_at, ring };
                 Err(Error::new(self.origin.clone(), Spot::Whole, kind))
             }
+            _ => Ok(()),
         }
     }
 

@@ -57,9 +57,8 @@ impl Collectives {
         let launch_env::Jaccl { rank, devices, coordinator, .. } = &config.launch;
         let coordinator = tcp::Address::new(coordinator.host(), coordinator.port());
         let topology = match config.launch.topology() {
-            Ok(launch_env::Topology::Mesh) => rdma::Topology::Mesh,
-            Ok(launch_env::Topology::Ring) => rdma::Topology::Ring,
-            Err(e) => return Err(Error::new(Kind::Misuse, e.to_string())),
+            launch_env::Topology::Mesh => rdma::Topology::Mesh,
+            launch_env::Topology::Ring => rdma::Topology::Ring,
         };
         let options = rdma_options(config)?;
         collectives::Communicator::form(settings(&config.options), |handler| {
@@ -150,17 +149,6 @@ fn tcp_options(options: &Options) -> Result<tcp::Options> {
 
 #[cfg(feature = "jaccl")]
 fn rdma_options(config: &jaccl::Config) -> Result<rdma::Options> {
-    let options = &config.options;
-    let mut rdma_options = rdma::Options::default()
-        .timeout(options.timeout)
-        .name(options.name.as_str())
-        .verbose(options.verbose)
-        .queue_pairs(config.queue_pairs);
-    if let Some(key) = &options.key {
-        rdma_options = rdma_options.key(tcp::Key::new(key.as_bytes())?);
-    }
-    if let Some(index) = config.gid_index {
-        rdma_options = rdma_options.gid_index(index);
-    }
-    Ok(rdma_options)
+    let options = rdma::Options::from(tcp_options(&config.options)?);
+    Ok(options.queue_pairs(config.queue_pairs).gid_index(config.gid_index))
 }

@@ -47,21 +47,15 @@ pub fn cases(one_machine: bool, selection: &Selection) -> Result<Vec<Case>, Stri
 
 /// Forms the group over RDMA.
 fn over_rdma(jaccl: &Jaccl, settings: &Settings) -> nuvec_transport::Result<Communicator<rdma::RdmaFabric>> {
-    let mut options = rdma::Options::default();
-    if let Some(timeout) = settings.timeout {
-        options = options.timeout(timeout);
-    }
-    if let Some(key) = &settings.key {
-        options = options.key(Key::new(key.as_bytes())?);
-    }
-    options = options.queue_pairs(match settings.queue_pairs {
+    let queue_pairs = match settings.queue_pairs {
         None => rdma::QueuePairs::Any,
         Some(QueuePairsName::Reliable) => rdma::QueuePairs::Reliable,
         Some(QueuePairsName::Unreliable) => rdma::QueuePairs::Unreliable,
-    });
+    };
+    let options = rdma::Options::from(tcp_options(settings)?).queue_pairs(queue_pairs).gid_index(settings.gid_index);
     let topology = match jaccl.topology() {
-        Ok(Topology::Ring) => rdma::Topology::Ring,
-        _ => rdma::Topology::Mesh,
+        Topology::Ring => rdma::Topology::Ring,
+        Topology::Mesh => rdma::Topology::Mesh,
     };
     let coordinator = Address::new(jaccl.coordinator.host(), jaccl.coordinator.port());
     Communicator::form(CollectiveOptions::default(), |handler| {
@@ -71,6 +65,15 @@ fn over_rdma(jaccl: &Jaccl, settings: &Settings) -> nuvec_transport::Result<Comm
 
 /// Forms the group over TCP.
 fn over_tcp(ring: &Ring, settings: &Settings) -> nuvec_transport::Result<Communicator<nuvec_transport_tcp::TcpFabric>> {
+    let options = tcp_options(settings)?;
+    let address = |a: &nuvec_launch_env::Address| Address::new(a.host(), a.port());
+    let nodes: Vec<Vec<Address>> = ring.nodes.iter().map(|node| node.iter().map(address).collect()).collect();
+    Communicator::form(CollectiveOptions::default(), |handler| {
+        nuvec_transport_tcp::connect(&nodes, ring.rank, &options, handler)
+    })
+}
+
+fn tcp_options(settings: &Settings) -> nuvec_transport::Result<Options> {
     let mut options = Options::default();
     if let Some(timeout) = settings.timeout {
         options = options.timeout(timeout);
@@ -78,11 +81,7 @@ fn over_tcp(ring: &Ring, settings: &Settings) -> nuvec_transport::Result<Communi
     if let Some(key) = &settings.key {
         options = options.key(Key::new(key.as_bytes())?);
     }
-    let address = |a: &nuvec_launch_env::Address| Address::new(a.host(), a.port());
-    let nodes: Vec<Vec<Address>> = ring.nodes.iter().map(|node| node.iter().map(address).collect()).collect();
-    Communicator::form(CollectiveOptions::default(), |handler| {
-        nuvec_transport_tcp::connect(&nodes, ring.rank, &options, handler)
-    })
+    Ok(options)
 }
 
 impl From<nuvec_transport::Error> for Failure {

@@ -51,11 +51,12 @@ pub(crate) fn encode(offers: &[Offer]) -> Vec<u8> {
 
 /// The offers of a card that `from` sent. Errors: [`Kind::Mismatch`]: it is none of ours.
 pub(crate) fn decode(card: &[u8], from: usize) -> Result<Vec<Offer>> {
-    let other = || Error::new(Kind::Mismatch, format!("rank {from} announced itself in a form that is not known here"));
-    let advice = "run the same version on every rank";
-    let rest = card.strip_prefix(&MAGIC).filter(|rest| rest.len() % OFFER == 0).ok_or_else(other);
-    let offers: Option<Vec<_>> = rest.map_err(|e| e.with_advice(advice))?.chunks_exact(OFFER).map(offer).collect();
-    offers.ok_or_else(|| other().with_advice(advice))
+    let offers = card.strip_prefix(&MAGIC).filter(|rest| rest.len() % OFFER == 0);
+    let offers = offers.and_then(|rest| rest.chunks_exact(OFFER).map(offer).collect());
+    offers.ok_or_else(|| {
+        Error::new(Kind::Mismatch, format!("rank {from} announced itself in a form that is not known here"))
+            .with_advice("run the same version on every rank")
+    })
 }
 
 fn offer(bytes: &[u8]) -> Option<Offer> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nuvec_transport::{Channel, Park, Peer, Receiver, Result, Sender};
 
-use crate::endpoint::{Endpoint, Half, Message, ready};
+use crate::endpoint::{Endpoint, Half, Message};
 
 /// One reliable, ordered, full-duplex byte stream over a queue pair.
 ///
@@ -115,23 +115,13 @@ impl RdmaReceiver {
 }
 
 impl Receiver for RdmaReceiver {
-    fn try_recv(&mut self, into: &mut [u8]) -> Result<usize> {
-        let mut received = 0;
-        while received < into.len() {
-            let message = match self.next() {
-                Ok(Some(message)) => message,
-                Ok(None) => break,
-                Err(_) if received > 0 => break,
-                Err(e) => return Err(e),
-            };
-            let rest = message.rest();
-            let n = rest.len().min(into.len() - received);
-            into[received..received + n].copy_from_slice(&rest[..n]);
-            message.consume(n);
-            received += n;
-        }
-        self.settle();
-        Ok(received)
+    fn try_recv(&mut self, mut into: &mut [u8]) -> Result<usize> {
+        self.try_recv_with(into.len(), &mut |bytes| {
+            let (here, rest) = std::mem::take(&mut into).split_at_mut(bytes.len());
+            here.copy_from_slice(bytes);
+            into = rest;
+            Ok(())
+        })
     }
 
     fn try_recv_with(&mut self, max: usize, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<usize> {
@@ -155,7 +145,7 @@ impl Receiver for RdmaReceiver {
 
     fn park(&self) -> Park<'_> {
         if self.message.as_ref().is_some_and(|message| !message.rest().is_empty()) {
-            return ready();
+            return Park::Ready;
         }
         self.endpoint.park(Half::Receiver)
     }

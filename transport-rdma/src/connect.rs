@@ -10,17 +10,14 @@ use nuvec_transport_tcp::{Address, bootstrap};
 
 use crate::card::{self, Offer};
 use crate::channel::RdmaChannel;
-use crate::endpoint::{Agreement, Endpoint, Slots};
+use crate::endpoint::{Endpoint, Slots};
 use crate::fabric::RdmaFabric;
-use crate::link::{Config, HEADER};
+use crate::link::{Config, Link};
 use crate::options::{Options, QueuePairs, Topology};
 use crate::plan::{Place, Role, places};
 use crate::registry::{Registry, Watch};
 use crate::sys::Verbs;
-use crate::verbs::{Connection, Depths, DeviceList, Gid, Port, Prepared, ProtectionDomain, QueuePairType};
-
-/// How long a channel over unreliable queue pairs waits before it asks a silent peer.
-const ASK_AFTER: Duration = Duration::from_millis(100);
+use crate::verbs::{Connection, DeviceList, Port, Prepared, ProtectionDomain, QueuePairType};
 
 /// Packets are numbered with 24 bits.
 const SEQUENCE_MASK: u32 = (1 << 24) - 1;
@@ -31,7 +28,7 @@ const SEQUENCE_MASK: u32 = (1 << 24) - 1;
 /// reaches rank `p`: in a [`Topology::Mesh`] the first one is used, in a [`Topology::Ring`] each is a connection of its own,
 /// equally many between any two neighbours. `handler` is given the control messages, from now on until the fabric is closed.
 ///
-/// Blocks for `options.timeout` at the longest for each of two steps, meeting and connecting (and about a second more to
+/// Blocks for the time-out at the longest for each of two steps, meeting and connecting (and about a second more to
 /// tell the others, when it fails). A group of one rank opens neither a device nor a socket.
 ///
 /// Errors: [`Kind::Misuse`]: the matrix is not of this topology; [`Kind::Unsupported`]: there is no verbs library, with the
@@ -82,10 +79,10 @@ fn form(
     let ends = prepare(places, options).map_err(|e| e.with_rank(rank))?;
     let offers: Vec<_> = ends.iter().map(|end| end.offer).collect();
     let registry = Arc::new(Registry::default());
-    let watch = Watch { inner: handler, registry: Arc::clone(&registry), links: Vec::new() };
+    let watch = Watch { inner: handler, registry: Arc::clone(&registry) };
     let bootstrap = meet(&card::encode(&offers), Box::new(watch))?;
 
-    let deadline = Deadline::after(options.timeout);
+    let deadline = Deadline::after(options.bootstrap.timeout);
     let joined = join(ends, &bootstrap).and_then(|ends| {
         // Only now does every queue pair of every rank have its receives posted.
         bootstrap.ready(deadline).map(|()| ends)
@@ -107,15 +104,7 @@ fn form(
         let channel = RdmaChannel::new(endpoint);
         if place.role == Role::Stream { streams.push((place.peer, channel)) } else { links.push((place, channel)) }
     }
-    Ok(RdmaFabric::new(bootstrap, registry, assemble(links, topology), streams, connections(devices, topology)))
-}
-
-/// How many connections join two neighbours.
-fn connections(devices: &[Vec<Vec<String>>], topology: Topology) -> usize {
-    match topology {
-        Topology::Mesh => 1,
-        Topology::Ring => devices.first().and_then(|row| row.get(1)).map_or(1, Vec::len),
-    }
+    Ok(RdmaFabric::new(bootstrap, registry, assemble(links, topology), streams))
 }
 
 /// Puts the channels where the topology has them; they come in the plan's order.
@@ -136,8 +125,6 @@ pub(crate) struct End {
     pub(crate) place: Place,
     pub(crate) offer: Offer,
     prepared: Prepared,
-    domain: Arc<ProtectionDomain>,
-    port: Port,
 }
 
 /// A device that was opened.
@@ -157,11 +144,12 @@ pub(crate) fn prepare(places: Vec<Place>, options: &Options) -> Result<Vec<End>>
     };
     let list = DeviceList::new(&verbs)?;
     let mut devices = HashMap::new();
+    // `None`: reliable ones, unless the device has none; what the first one turns out to be, all are.
     let mut kind = match options.queue_pairs {
-        QueuePairs::Any if cfg!(target_os = "macos") => Kinds::Fixed(QueuePairType::Uc),
-        QueuePairs::Any => Kinds::Any,
-        QueuePairs::Reliable => Kinds::Fixed(QueuePairType::Rc),
-        QueuePairs::Unreliable => Kinds::Fixed(QueuePairType::Uc),
+        QueuePairs::Any if cfg!(target_os = "macos") => Some(QueuePairType::Uc),
+        QueuePairs::Any => None,
+        QueuePairs::Reliable => Some(QueuePairType::Rc),
+        QueuePairs::Unreliable => Some(QueuePairType::Uc),
     };
     let mut ends = Vec::new();
     for place in places {
@@ -173,43 +161,32 @@ pub(crate) fn prepare(places: Vec<Place>, options: &Options) -> Result<Vec<End>>
                 free.insert(Opened { domain: ProtectionDomain::new(&device)?, port })
             }
         };
-        ends.push(end(place, opened, &mut kind, options)?);
+        let end = end(place, opened, kind, options)?;
+        kind = Some(end.offer.kind);
+        ends.push(end);
     }
     Ok(ends)
 }
 
-/// Which type of queue pair to make.
-#[derive(Debug, Clone, Copy)]
-enum Kinds {
-    /// Reliable, unless the device has none: what the first one turns out to be, all are.
-    Any,
-    Fixed(QueuePairType),
-}
-
-fn end(place: Place, opened: &Opened, kind: &mut Kinds, options: &Options) -> Result<End> {
+fn end(place: Place, opened: &Opened, kind: Option<QueuePairType>, options: &Options) -> Result<End> {
     let device = opened.domain.device();
     let depth = device.limits().map_or(options.depth, |limits| options.depth.min(limits.work.max(1)));
     let message = options.message.min(usize::try_from(opened.port.longest_message).unwrap_or(usize::MAX));
-    let prepare = |kind: QueuePairType| {
-        let sends = config(kind, depth, message, Duration::ZERO).send_slots();
-        let depths = Depths { sends, receives: depth };
-        Ok((kind, Prepared::new(&opened.domain, kind, depths, &opened.port)?))
-    };
-    let (made, prepared) = match *kind {
-        Kinds::Fixed(kind) => prepare(kind)?,
-        Kinds::Any => match prepare(QueuePairType::Rc) {
+    let prepare = |kind| Prepared::new(&opened.domain, kind, depth, opened.port);
+    let prepared = match kind {
+        Some(kind) => prepare(kind)?,
+        None => match prepare(QueuePairType::Rc) {
             Err(e) if e.kind() != Kind::Exhausted => prepare(QueuePairType::Uc).map_err(|_| e)?,
             done => done?,
         },
     };
-    *kind = Kinds::Fixed(made);
     let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let short = |number: usize| u16::try_from(number).map_err(|_| Error::new(Kind::Misuse, "there are too many ranks"));
     let offer = Offer {
         peer: short(place.peer)?,
         role: place.role,
         index: short(place.index)?,
-        kind: made,
+        kind: prepared.kind(),
         mtu: u8::try_from(opened.port.mtu).unwrap_or(1),
         lid: opened.port.lid,
         depth: small(depth),
@@ -218,7 +195,7 @@ fn end(place: Place, opened: &Opened, kind: &mut Kinds, options: &Options) -> Re
         sequence: random()? & SEQUENCE_MASK,
         gid: opened.port.gid,
     };
-    Ok(End { place, offer, prepared, domain: Arc::clone(&opened.domain), port: opened.port })
+    Ok(End { place, offer, prepared })
 }
 
 fn random() -> Result<u32> {
@@ -229,7 +206,7 @@ fn random() -> Result<u32> {
 fn config(kind: QueuePairType, depth: usize, message: usize, timeout: Duration) -> Config {
     // Questions come every 0.8 s at the most; the group's own time-out should come first.
     let ask_limit = u32::try_from(timeout.as_millis() / 800).unwrap_or(u32::MAX).saturating_add(4);
-    Config { reliable: kind == QueuePairType::Rc, depth, message, ask_after: ASK_AFTER, ask_limit }
+    Config { reliable: kind == QueuePairType::Rc, depth, message, ask_limit }
 }
 
 /// Connects each end to its counterpart on the others' cards.
@@ -260,7 +237,7 @@ pub(crate) fn connect_end(
     peer: Peer,
     timeout: Duration,
 ) -> Result<(Place, Arc<Endpoint>)> {
-    let End { place, offer: own, prepared, domain, port } = end;
+    let End { place, offer: own, prepared } = end;
     let is_counterpart = |theirs: &&Offer| {
         usize::from(theirs.peer) == rank && theirs.role == place.role.counterpart() && theirs.index == own.index
     };
@@ -274,24 +251,19 @@ pub(crate) fn connect_end(
         return Err(mismatch(what).with_advice("choose one type for all ranks"));
     }
     let smaller = |own: u32, theirs: u32| usize::try_from(own.min(theirs)).unwrap_or(usize::MAX);
-    let link = config(own.kind, smaller(own.depth, theirs.depth), smaller(own.message, theirs.message), timeout);
-    if link.depth < Config::least_depth(link.reliable) || link.message <= HEADER {
-        let what =
-            format!("and this rank offer {} messages of {} bytes, which is too little", link.depth, link.message);
-        return Err(mismatch(what));
-    }
+    let agreed = config(own.kind, smaller(own.depth, theirs.depth), smaller(own.message, theirs.message), timeout);
     let connection = Connection {
         number: theirs.number,
         peer_sequence: theirs.sequence & SEQUENCE_MASK,
         own_sequence: own.sequence,
         lid: theirs.lid,
-        gid: Gid(theirs.gid.0),
+        gid: theirs.gid,
         mtu: u32::from(own.mtu.min(theirs.mtu)),
     };
-    let slots = Slots::new(&domain, &link)?;
-    let agreement = Agreement { kind: own.kind, link, port, connection };
     let named = |e: Error| if e.peer().is_some() { e } else { e.with_peer(&peer) };
-    let endpoint = Endpoint::new(prepared, slots, &agreement, peer.clone()).map_err(named)?;
+    let link = Link::new(agreed).map_err(|fault| named(fault.into()))?;
+    let slots = Slots::new(prepared.domain(), &agreed)?;
+    let endpoint = Endpoint::new(prepared, slots, link, &connection, peer.clone()).map_err(named)?;
     Ok((place, endpoint))
 }
 

@@ -4,17 +4,15 @@
 //! has arrived, so that no half's credits wait for the other half to run. What may not live here: what a message says.
 
 use std::os::fd::AsFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nuvec_transport::{Error, Interest, Kind, Park, Peer, Result, Wake};
+use nuvec_transport::{Deadline, Error, Interest, Kind, Park, Peer, Result, wait_any};
 use parking_lot::{Mutex, MutexGuard};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::link::{Bytes, Config, Fault, HEADER, Link, Post, Take};
 use crate::verbs::{
-    Completion, CompletionChannel, Connected, Connection, Port, Prepared, ProtectionDomain, QueuePairType, Slab, Slot,
-    Work,
+    Completion, CompletionChannel, Connected, Connection, Prepared, ProtectionDomain, Slab, Slot, Work,
 };
 
 /// The most that one call polls, in batches: then others have their turn.
@@ -79,8 +77,6 @@ struct State {
     sends: Vec<Option<Slot>>,
     receives: Vec<Option<Slot>>,
     link: Link,
-    /// A message that was taken from the link for the receiving half, before that asked for it.
-    ready: Option<Bytes>,
     failure: Option<Error>,
     waiting: Waiting,
     /// Which halves were dropped, and when both were.
@@ -107,8 +103,7 @@ pub(crate) struct Message {
 impl Message {
     /// What was not read yet.
     pub(crate) fn rest(&self) -> &[u8] {
-        let from = self.bytes.offset + self.read;
-        self.slot.bytes().get(from..self.bytes.offset + self.bytes.len).unwrap_or_default()
+        self.slot.bytes().get(HEADER + self.read..HEADER + self.bytes.len).unwrap_or_default()
     }
 
     /// Says that the first `bytes` bytes of the rest were read.
@@ -117,36 +112,32 @@ impl Message {
     }
 }
 
-/// What the ends of a channel agreed on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Agreement {
-    pub(crate) kind: QueuePairType,
-    pub(crate) link: Config,
-    pub(crate) port: Port,
-    pub(crate) connection: Connection,
-}
-
 impl Endpoint {
-    /// Connects a prepared queue pair, with all its receives posted. Errors: no memory can be registered; or the peer cannot
-    /// be reached. They do not name the peer.
-    pub(crate) fn new(mut prepared: Prepared, slots: Slots, agreement: &Agreement, peer: Peer) -> Result<Arc<Self>> {
+    /// Connects a prepared queue pair to the peer's, with all the receives of `link`, for which `slots` were made, posted.
+    /// Errors: the device takes fewer receives, or the peer cannot be reached. They do not name the peer.
+    pub(crate) fn new(
+        mut prepared: Prepared,
+        slots: Slots,
+        mut link: Link,
+        connection: &Connection,
+        peer: Peer,
+    ) -> Result<Arc<Self>> {
         let bell = prepared.bell();
         let Slots { sends, mut receives } = slots;
-        let mut link = Link::new(agreement.link).map_err(|fault| broke(&fault))?;
+        let config = *link.config();
         while let Some(index) = link.next_receive() {
             let slot = receives.get_mut(index).and_then(Option::take).ok_or_else(|| astray(index))?;
             prepared.post_receive(slot)?.map_err(|slot| {
-                Error::new(Kind::Device, format!("takes only {} receives of {}", slot.index(), agreement.link.depth))
+                Error::new(Kind::Device, format!("takes only {} receives of {}", slot.index(), config.depth))
             })?;
             link.receive_posted();
         }
-        let queue_pair = prepared.connect(agreement.kind, &agreement.port, &agreement.connection)?;
+        let queue_pair = prepared.connect(connection)?;
         let state = State {
             queue_pair,
             sends,
             receives,
             link,
-            ready: None,
             failure: None,
             waiting: Waiting::default(),
             sender_gone: false,
@@ -155,7 +146,7 @@ impl Endpoint {
             ended: None,
             done: Vec::new(),
             peer: peer.clone(),
-            reliable: agreement.link.reliable,
+            reliable: config.reliable,
             began: Instant::now(),
             clock: Duration::ZERO,
         };
@@ -230,18 +221,16 @@ impl Endpoint {
             state.give_back(message);
         }
         state.progress();
-        let Some(bytes) = state.take() else {
-            if state.link.take() == Take::End {
-                return Err(state.error(Kind::PeerClosed, "closed the connection"));
-            }
-            return state.failure.clone().map_or(Ok(None), Err);
-        };
-        match state.receives.get_mut(bytes.slot).and_then(Option::take) {
-            Some(slot) => Ok(Some(Message { slot, bytes, read: 0 })),
-            None => {
-                state.fail(astray(bytes.slot));
-                Err(astray(bytes.slot).with_peer(&self.peer))
-            }
+        match state.link.take() {
+            Take::Bytes(bytes) => match state.receives.get_mut(bytes.slot).and_then(Option::take) {
+                Some(slot) => Ok(Some(Message { slot, bytes, read: 0 })),
+                None => {
+                    state.fail(astray(bytes.slot));
+                    Err(astray(bytes.slot).with_peer(&self.peer))
+                }
+            },
+            Take::End => Err(state.error(Kind::PeerClosed, "closed the connection")),
+            Take::Nothing => state.failure.clone().map_or(Ok(None), Err),
         }
     }
 
@@ -262,7 +251,7 @@ impl Endpoint {
     pub(crate) fn park(&self, half: Half) -> Park<'_> {
         let Some(bell) = &self.bell else { return Park::Backoff };
         if self.check_process().is_err() {
-            return ready();
+            return Park::Ready;
         }
         let mut state = self.enter(half);
         state.look_at_clock();
@@ -276,7 +265,7 @@ impl Endpoint {
         // What arrived before the bell was armed does not ring.
         state.progress();
         if state.is_ready(half) {
-            return ready();
+            return Park::Ready;
         }
         if other_waits && rings(bell) {
             return Park::Backoff;
@@ -302,9 +291,6 @@ impl Endpoint {
                 if let Some(message) = unread {
                     state.give_back(message);
                 }
-                if let Some(bytes) = state.ready.take() {
-                    state.return_slot(bytes.slot);
-                }
                 state.link.stop_receiving();
                 state.receiver_gone = true;
             }
@@ -328,9 +314,9 @@ impl Endpoint {
             let why = why.clone();
             state.fail(why);
         }
-        let said = state.link.drained() && state.link.flushed();
+        let said = state.link.drained();
         // A peer that neither reads nor sends any more waits for nothing.
-        let unheard = state.gone.is_some() && state.link.peer_stopped() && state.link.take() == Take::End;
+        let unheard = state.gone.is_some() && state.link.peer_stopped() && state.link.ended();
         let quiet = state.failure.is_some() || said || unheard;
         if let Some(gone) = state.gone
             && (quiet || now > gone + LINGER)
@@ -418,7 +404,7 @@ impl State {
         if self.failure.is_none()
             && let Err(fault) = self.link.tick(self.clock)
         {
-            self.fail(broke(&fault));
+            self.fail(fault.into());
         }
         self.post();
     }
@@ -428,7 +414,7 @@ impl State {
         match completion.work {
             Work::Send => {
                 *self.sends.get_mut(index).ok_or_else(|| astray(index))? = Some(completion.slot);
-                self.link.completed(index, now).map_err(|fault| broke(&fault))
+                self.link.completed(index, now).map_err(Error::from)
             }
             Work::Receive => {
                 let index = index.checked_sub(self.sends.len()).ok_or_else(|| astray(index))?;
@@ -439,7 +425,7 @@ impl State {
                 if let Some(bytes) = slot.bytes().get(..HEADER) {
                     header.copy_from_slice(bytes);
                 }
-                self.link.received(index, completion.bytes, &header, now).map_err(|fault| broke(&fault))
+                self.link.received(index, completion.bytes, &header, now).map_err(Error::from)
             }
         }
     }
@@ -493,47 +479,24 @@ impl State {
         }
     }
 
-    /// The next message, from the link or from what was taken from it before.
-    fn take(&mut self) -> Option<Bytes> {
-        if self.ready.is_none()
-            && let Take::Bytes(bytes) = self.link.take()
-        {
-            self.ready = Some(bytes);
-        }
-        self.ready.take()
-    }
-
     fn give_back(&mut self, message: Message) {
         let index = message.bytes.slot;
         if let Some(place) = self.receives.get_mut(index) {
             *place = Some(message.slot);
         }
-        self.return_slot(index);
-    }
-
-    fn return_slot(&mut self, index: usize) {
         if let Err(fault) = self.link.give_back(index) {
-            self.fail(broke(&fault));
+            self.fail(fault.into());
         }
     }
 
     /// Whether a half has something to do.
-    fn is_ready(&mut self, half: Half) -> bool {
-        if self.failure.is_some() {
-            return true;
-        }
-        match half {
+    fn is_ready(&self, half: Half) -> bool {
+        let something = match half {
             Half::Sender if self.waiting.flush => self.link.flushed() || self.link.peer_stopped(),
-            Half::Sender => {
-                let room = self.link.room().is_some();
-                self.link.wrote(0, self.clock);
-                room || self.link.peer_stopped()
-            }
-            Half::Receiver => {
-                self.ready = self.take();
-                self.ready.is_some() || self.link.take() == Take::End
-            }
-        }
+            Half::Sender => self.link.has_room() || self.link.peer_stopped(),
+            Half::Receiver => self.link.readable() || self.link.ended(),
+        };
+        something || self.failure.is_some()
     }
 }
 
@@ -552,14 +515,15 @@ impl Slots {
     }
 }
 
-fn broke(fault: &Fault) -> Error {
-    let kind = match fault {
-        Fault::Silent { .. } | Fault::Lossy { .. } => Kind::Reset,
-        Fault::TooSmall { .. } => Kind::Unsupported,
-        Fault::Broken { .. } => Kind::Mismatch,
-        Fault::Slot { .. } => Kind::Device,
-    };
-    Error::new(kind, fault.to_string())
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Self {
+        let kind = match fault {
+            Fault::Silent { .. } | Fault::Lossy { .. } => Kind::Reset,
+            Fault::TooSmall { .. } | Fault::Broken { .. } => Kind::Mismatch,
+            Fault::Slot { .. } => Kind::Device,
+        };
+        Self::new(kind, fault.to_string())
+    }
 }
 
 /// The error of a slot that is not where it must be.
@@ -567,15 +531,7 @@ fn astray(index: usize) -> Error {
     Error::new(Kind::Device, format!("has a queue pair whose slot {index} was lost"))
 }
 
-/// A descriptor that is always readable, for a half that need not wait.
-pub(crate) fn ready() -> Park<'static> {
-    static READY: OnceLock<Option<Wake>> = OnceLock::new();
-    let wake = READY.get_or_init(|| Wake::new().ok().inspect(Wake::notify));
-    wake.as_ref().map_or(Park::Backoff, Wake::park)
-}
-
 /// Whether the bell rings now.
 fn rings(bell: &CompletionChannel) -> bool {
-    let mut sources = [PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)];
-    poll(&mut sources, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    wait_any(&[Park::Fd(bell.as_fd(), Interest::Readable)], Deadline::after(Duration::ZERO)).unwrap_or(false)
 }

@@ -32,13 +32,11 @@ pub struct RdmaFabric {
     process: u32,
 }
 
-/// The streams that nobody took yet, and the refusals that nobody read yet.
+/// The streams that nobody took yet.
 #[derive(Default)]
 struct Streams {
-    out: HashMap<usize, Option<RdmaSender>>,
+    out: HashMap<usize, RdmaSender>,
     back: HashMap<usize, RdmaReceiver>,
-    refused: HashMap<(GroupId, usize), Error>,
-    rings: HashMap<GroupId, Error>,
     closed: bool,
 }
 
@@ -48,13 +46,17 @@ impl RdmaFabric {
         registry: Arc<Registry>,
         links: Links<RdmaChannel>,
         streams: Vec<(usize, RdmaChannel)>,
-        connections: usize,
     ) -> Self {
         let mut all = Streams::default();
+        let connections = match &links {
+            Links::Mesh(_) => 1,
+            // A ring of one rank has none, and is asked for its stripes all the same.
+            Links::Ring(ring) => ring.right.len().max(1),
+        };
         let joined = streams.iter().map(|(peer, _)| *peer).collect();
         for (peer, channel) in streams {
             let (sender, receiver) = channel.split();
-            all.out.insert(peer, Some(sender));
+            all.out.insert(peer, sender);
             all.back.insert(peer, receiver);
         }
         Self {
@@ -70,6 +72,20 @@ impl RdmaFabric {
 
     fn error(&self, kind: Kind, what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
         Error::new(kind, what).with_rank(self.bootstrap.rank())
+    }
+
+    fn take_stream(&self, group: GroupId, to: usize) -> Result<RdmaSender> {
+        let mut streams = self.streams.lock();
+        match () {
+            () if to >= self.size() => Err(self.error(Kind::Misuse, format!("there is no rank {to} to send to"))),
+            () if to == self.rank() => Err(self.error(Kind::Misuse, "a rank opens no stream to itself")),
+            () if group != GroupId::ROOT => Err(self.error(Kind::Unsupported, "no split on JACCL")),
+            () if streams.closed => Err(self.error(Kind::Closed, "the group was closed")),
+            () => self.check_stream(to).and_then(|()| {
+                let taken = || self.error(Kind::Misuse, format!("the stream to rank {to} was opened before"));
+                streams.out.remove(&to).ok_or_else(taken)
+            }),
+        }
     }
 }
 
@@ -118,16 +134,13 @@ impl Fabric for RdmaFabric {
         self.links.lock().take().ok_or_else(|| self.error(Kind::Misuse, "the channels were taken before"))
     }
 
-    fn open_ring(&self, group: GroupId, _right: usize, _left: usize, wake: &Arc<Wake>, _deadline: Deadline) {
-        let refusal = self
-            .error(Kind::Unsupported, "no split on JACCL: RDMA connects the group of all ranks only")
-            .with_advice("split a group that runs over TCP");
-        self.streams.lock().rings.insert(group, refusal);
+    fn open_ring(&self, _group: GroupId, _right: usize, _left: usize, wake: &Arc<Wake>, _deadline: Deadline) {
         wake.notify();
     }
 
-    fn ring_opened(&self, group: GroupId) -> Option<Result<RingLinks<RdmaChannel>>> {
-        self.streams.lock().rings.remove(&group).map(Err)
+    fn ring_opened(&self, _group: GroupId) -> Option<Result<RingLinks<RdmaChannel>>> {
+        let refusal = self.error(Kind::Unsupported, "no split on JACCL: RDMA connects the group of all ranks only");
+        Some(Err(refusal.with_advice("split a group that runs over TCP")))
     }
 
     fn check_stream(&self, rank: usize) -> Result<()> {
@@ -138,36 +151,15 @@ impl Fabric for RdmaFabric {
         Err(self.error(Kind::Unsupported, what))
     }
 
-    fn open(&self, group: GroupId, to: usize, wake: &Arc<Wake>, _deadline: Deadline) {
-        let mut streams = self.streams.lock();
-        let refuse = |kind, what: &str| Err(self.error(kind, what.to_owned()));
-        let answer = match streams.out.get(&to) {
-            _ if to >= self.size() => refuse(Kind::Misuse, &format!("there is no rank {to} to send to")),
-            _ if to == self.rank() => refuse(Kind::Misuse, "a rank opens no stream to itself"),
-            _ if group != GroupId::ROOT => refuse(Kind::Unsupported, "no split on JACCL"),
-            _ if streams.closed => refuse(Kind::Closed, "the group was closed"),
-            None => self.check_stream(to),
-            Some(None) => refuse(Kind::Misuse, &format!("the stream to rank {to} was opened before")),
-            Some(Some(_)) => Ok(()),
-        };
-        if let Err(refusal) = answer {
-            streams.refused.insert((group, to), refusal);
-        }
+    /// Every stream is there from the beginning: what there is to refuse, [`opened`](Fabric::opened) finds.
+    fn open(&self, _group: GroupId, _to: usize, wake: &Arc<Wake>, _deadline: Deadline) {
         wake.notify();
     }
 
     fn opened(&self, group: GroupId, to: usize) -> Option<Result<Vec<RdmaSender>>> {
-        let mut streams = self.streams.lock();
-        if let Some(refusal) = streams.refused.remove(&(group, to)) {
-            return Some(Err(refusal));
-        }
-        if group != GroupId::ROOT {
-            return None;
-        }
-        streams.out.get_mut(&to)?.take().map(|sender| Ok(vec![sender]))
+        Some(self.take_stream(group, to).map(|sender| vec![sender]))
     }
 
-    /// Every stream is there from the beginning.
     fn accept(&self, _group: GroupId, wake: &Arc<Wake>) {
         wake.notify();
     }
@@ -177,12 +169,6 @@ impl Fabric for RdmaFabric {
             return None;
         }
         self.streams.lock().back.remove(&from).map(|receiver| vec![receiver])
-    }
-
-    fn leave(&self, group: GroupId) {
-        let mut streams = self.streams.lock();
-        streams.refused.retain(|(of, _), _| *of != group);
-        streams.rings.remove(&group);
     }
 
     fn kick(&self) {

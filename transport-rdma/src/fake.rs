@@ -23,7 +23,7 @@ mod state;
 mod table;
 
 use std::num::NonZeroU64;
-use std::ops::{Deref, DerefMut};
+use std::ops::DerefMut;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -39,11 +39,11 @@ pub struct Device {
     pub name: String,
     /// Its table of GIDs: addresses as IPv6 text, and whether they are of RoCE version 1.
     pub gids: Vec<(String, bool)>,
-    /// How many queue pairs and memory regions it has, and work requests a queue.
+    /// How many queue pairs it has.
     pub queue_pairs: usize,
-    /// See above.
+    /// How many memory regions it registers.
     pub regions: usize,
-    /// See above.
+    /// How many work requests each of a queue pair's two queues holds.
     pub work: usize,
     /// Whether it offers reliable queue pairs.
     pub reliable: bool,
@@ -147,7 +147,7 @@ impl Network {
     pub fn faults(&self, device: &str) -> impl DerefMut<Target = Faults> + '_ {
         let state = self.state.lock();
         let index = state.devices.iter().position(|d| d.device.name == device).expect("a device of that name");
-        Guard { state, index }
+        MutexGuard::map(state, |state| &mut state.devices[index].faults)
     }
 
     /// What was made and not destroyed, of all devices.
@@ -158,24 +158,5 @@ impl Network {
     /// How many messages the device of that name has sent so far, lost ones too.
     pub fn sent(&self, device: &str) -> u64 {
         self.state.lock().devices.iter().find(|d| d.device.name == device).map_or(0, |d| d.sent)
-    }
-}
-
-struct Guard<'a> {
-    state: MutexGuard<'a, State>,
-    index: usize,
-}
-
-impl Deref for Guard<'_> {
-    type Target = Faults;
-
-    fn deref(&self) -> &Faults {
-        &self.state.devices[self.index].faults
-    }
-}
-
-impl DerefMut for Guard<'_> {
-    fn deref_mut(&mut self) -> &mut Faults {
-        &mut self.state.devices[self.index].faults
     }
 }

@@ -34,7 +34,7 @@
 //! **Loss (UC).** A receiver that sees a gap asks for a resend, once per gap; the sender goes back to the first
 //! unacknowledged message (go-back-N). Everything else that may be lost (the last message, an acknowledgement, a
 //! credit, a request) is the sender's care: while it has unacknowledged data, or data and no credit, and nothing
-//! changes for `ask_after`, it asks with a control message which the peer answers at once. Asking rather than
+//! changes for a tenth of a second, it asks with a control message which the peer answers at once. Asking rather than
 //! resending keeps a peer that is merely slow from being flooded with data that it has no receives for. `ask_limit`
 //! questions without progress are an error. There is nothing to time on the receiving side, and an idle link is
 //! silent. An endpoint must poll now and then even if none of its own time-outs is due, since its peer may ask; and
@@ -75,9 +75,6 @@ pub(crate) struct Config {
     pub(crate) depth: usize,
     /// The longest message, in bytes and with its header: the smaller of what the two offer.
     pub(crate) message: usize,
-    /// UC: how long the sending half waits for an acknowledgement or a credit before it asks (100 ms). The interval
-    /// doubles three times while nothing changes.
-    pub(crate) ask_after: Duration,
     /// UC: how many questions, or resends of the same message, without progress are an error.
     pub(crate) ask_limit: u32,
 }
@@ -142,11 +139,21 @@ impl Link {
         Ok(Self { config, sending: Sending::new(&config), receiving: Receiving::new(&config) })
     }
 
+    /// What both ends agreed on.
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
+    }
+
     /// Where the next bytes of our stream go, if there is a place for them: the rest of a message that still waits
     /// for credit, or a free slot. The message is not posted before [`wrote`](Self::wrote), so the bytes may be
     /// copied without a lock on the link. `None`: no room now, or [`finish`](Self::finish) was called.
     pub(crate) fn room(&mut self) -> Option<Room> {
         self.sending.room()
+    }
+
+    /// Whether [`room`](Self::room) would name a place.
+    pub(crate) fn has_room(&self) -> bool {
+        self.sending.has_room()
     }
 
     /// Says that the first `bytes` of what [`room`](Self::room) named were written; 0 gives the room back.
@@ -189,8 +196,7 @@ impl Link {
         self.sending.posted(post.sequence, &post.said, now);
     }
 
-    /// Says that the send from `slot` completed. Where sends are posted without a signal, one completion stands for
-    /// all sends before it, and the endpoint calls this for each. Errors: no send from that slot is posted.
+    /// Says that the send from `slot` completed. Errors: no send from that slot is posted.
     pub(crate) fn completed(&mut self, slot: usize, now: Duration) -> Result<(), Fault> {
         self.sending.completed(slot, now)
     }
@@ -227,6 +233,16 @@ impl Link {
     /// as many pieces as it likes, and then calls [`give_back`](Self::give_back).
     pub(crate) fn take(&mut self) -> Take {
         self.receiving.take()
+    }
+
+    /// Whether a message waits for [`take`](Self::take).
+    pub(crate) fn readable(&self) -> bool {
+        self.receiving.readable()
+    }
+
+    /// Whether the peer's stream ended, and all of it was taken.
+    pub(crate) fn ended(&self) -> bool {
+        self.receiving.ended()
     }
 
     /// Returns a slot that [`take`](Self::take) gave out. Errors: it is not out.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use nuvec_transport_tcp::Key;
+use nuvec_transport_tcp as tcp;
 
 use crate::sys::Verbs;
 
@@ -29,22 +29,23 @@ pub enum QueuePairs {
     Unreliable,
 }
 
-/// How a group forms. `key` and `name` must be the same on every rank; of `depth` and `message`, what the two ends of a
-/// channel use is the smaller.
+/// How a group forms: how its ranks meet over TCP, and what then joins them. Of `depth` and `message`, what the two ends of
+/// a channel use is the smaller.
+///
+/// A time-out, a key and a name are options of the meeting. The key is proved to rank 0; it does not protect what goes over
+/// RDMA.
 ///
 /// ```
 /// use nuvec_transport_rdma::Options;
+/// use nuvec_transport_tcp as tcp;
 /// use std::time::Duration;
-/// let options = Options::default().timeout(Duration::from_secs(60)).name("experiment 7").gid_index(3);
-/// assert_eq!(options.timeout, Duration::from_secs(60));
+/// let meeting = tcp::Options::default().timeout(Duration::from_secs(60)).name("experiment 7");
+/// let options = Options::from(meeting).gid_index(3);
 /// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Options {
-    /// The longest that forming may take, and that an operation waits without progress: of a group, the largest that any
-    /// rank has.
-    pub timeout: Duration,
-    pub(crate) bootstrap: nuvec_transport_tcp::Options,
+    pub(crate) bootstrap: tcp::Options,
     pub(crate) queue_pairs: QueuePairs,
     pub(crate) gid_index: Option<u32>,
     pub(crate) depth: usize,
@@ -60,45 +61,25 @@ const DEPTH: usize = 32;
 const MESSAGE: usize = if cfg!(target_os = "macos") { 4 << 10 } else { 32 << 10 };
 
 impl Default for Options {
-    /// A time-out of 30 s, no key, an empty name, reliable queue pairs where there are any, the best GID, 32 messages in
-    /// flight, of 32 KiB (on macOS 4 KiB).
+    /// A time-out of 30 s, no key, an empty name, and the rest as [`Options::from`] has it.
     fn default() -> Self {
-        let bootstrap = nuvec_transport_tcp::Options::default();
-        Self {
-            timeout: bootstrap.timeout,
-            bootstrap,
-            queue_pairs: QueuePairs::Any,
-            gid_index: None,
-            depth: DEPTH,
-            message: MESSAGE,
-            verbs: None,
-        }
+        Self::from(tcp::Options::default())
+    }
+}
+
+impl From<tcp::Options> for Options {
+    /// Meeting by these options: reliable queue pairs where there are any, the best GID, 32 messages in flight, of 32 KiB (on
+    /// macOS 4 KiB).
+    fn from(bootstrap: tcp::Options) -> Self {
+        Self { bootstrap, queue_pairs: QueuePairs::Any, gid_index: None, depth: DEPTH, message: MESSAGE, verbs: None }
     }
 }
 
 impl Options {
-    /// The longest that forming may take.
+    /// The longest that meeting, and then connecting, may take, and that an operation waits without progress: of a group, the
+    /// largest that any rank has.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self.bootstrap = self.bootstrap.timeout(timeout);
-        self
-    }
-
-    /// The secret that every rank must prove to have, to rank 0. It does not protect what goes over RDMA.
-    pub fn key(mut self, key: Key) -> Self {
-        self.bootstrap = self.bootstrap.key(key);
-        self
-    }
-
-    /// The group's name: ranks of groups with different names refuse each other. Empty by default.
-    pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.bootstrap = self.bootstrap.name(name);
-        self
-    }
-
-    /// Logs the steps of connecting at level `info` rather than `debug`.
-    pub fn verbose(mut self, verbose: bool) -> Self {
-        self.bootstrap = self.bootstrap.verbose(verbose);
+        self.bootstrap.timeout = timeout;
         self
     }
 
@@ -108,9 +89,9 @@ impl Options {
         self
     }
 
-    /// The index of the GID to use, of every device, instead of the best one.
-    pub fn gid_index(mut self, index: u32) -> Self {
-        self.gid_index = Some(index);
+    /// The index of the GID to use, of every device, instead of the best one (`None`).
+    pub fn gid_index(mut self, index: impl Into<Option<u32>>) -> Self {
+        self.gid_index = index.into();
         self
     }
 

@@ -73,15 +73,14 @@ pub(crate) fn places(devices: &[Vec<Vec<String>>], rank: usize, topology: Topolo
             }
         }
         Topology::Ring => {
-            let connections = devices[0][1 % size].len();
+            let connections = devices[0][1].len();
             for (row, columns) in devices.iter().enumerate() {
                 for column in [(row + 1) % size, (row + size - 1) % size] {
                     let found = columns[column].len();
                     if found == 0 || found != connections {
                         return misuse(format!(
-                            "a ring needs equally many devices to every neighbour, at least one: row 0, column {} of the \
-                             matrix has {connections}, row {row}, column {column} has {found}",
-                            1 % size
+                            "a ring needs equally many devices to every neighbour, at least one: row 0, column 1 of the \
+                             matrix has {connections}, row {row}, column {column} has {found}"
                         ));
                     }
                 }

@@ -58,7 +58,6 @@ impl Registry {
 pub(crate) struct Watch {
     pub(crate) inner: Box<dyn ControlHandler>,
     pub(crate) registry: Arc<Registry>,
-    pub(crate) links: Vec<(LinkId, usize)>,
 }
 
 impl ControlHandler for Watch {
@@ -67,7 +66,6 @@ impl ControlHandler for Watch {
     }
 
     fn link_up(&mut self, link: LinkId, peer: &Peer, now: Duration, out: &mut Outbox) {
-        self.links.push((link, peer.rank));
         self.inner.link_up(link, peer, now, out);
     }
 
@@ -76,9 +74,8 @@ impl ControlHandler for Watch {
     }
 
     fn link_ended(&mut self, link: LinkId, why: &Error, now: Duration, out: &mut Outbox) {
-        if let Some((_, rank)) = self.links.iter().find(|(of, _)| *of == link) {
-            self.registry.peer_ended(*rank, why);
-        }
+        // The bootstrap's links are numbered by the rank at their other end.
+        self.registry.peer_ended(link.0 as usize, why);
         self.inner.link_ended(link, why, now, out);
     }
 

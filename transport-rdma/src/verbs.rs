@@ -17,4 +17,4 @@ pub(crate) use completion::{Completion, CompletionChannel, Work};
 pub(crate) use device::{Device, DeviceList, Port};
 pub(crate) use gid::Gid;
 pub(crate) use memory::{ProtectionDomain, Slab, Slot};
-pub(crate) use queue_pair::{Connected, Connection, Depths, Prepared, QueuePairType};
+pub(crate) use queue_pair::{Connected, Connection, Prepared, QueuePairType};

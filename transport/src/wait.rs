@@ -27,11 +27,14 @@ pub enum Park<'a> {
     Fd(BorrowedFd<'a>, Interest),
     /// By trying again after a short sleep: there is no descriptor.
     Backoff,
+    /// Not at all: it can go on now.
+    Ready,
 }
 
 /// Waits until one of `parks` may be ready (`true`), or the deadline passes (`false`).
 ///
-/// Blocks at the longest until the deadline. With a [`Park::Backoff`] among them it returns `true` after at most 200 µs.
+/// Blocks at the longest until the deadline. With a [`Park::Backoff`] among them it returns `true` after at most 200 µs,
+/// with a [`Park::Ready`] at once.
 /// Errors: poll(2) failed for another reason than a signal.
 pub fn wait_any(parks: &[Park<'_>], deadline: Deadline) -> Result<bool> {
     let mut fds = Vec::with_capacity(parks.len());
@@ -41,6 +44,7 @@ pub fn wait_any(parks: &[Park<'_>], deadline: Deadline) -> Result<bool> {
             Park::Fd(fd, Interest::Readable) => fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN)),
             Park::Fd(fd, Interest::Writable) => fds.push(PollFd::from_borrowed_fd(fd, PollFlags::OUT)),
             Park::Backoff => wake = wake.min(Instant::now() + BACKOFF),
+            Park::Ready => return Ok(true),
         }
     }
     loop {
@@ -118,6 +122,15 @@ mod tests {
     fn something_without_a_descriptor_is_tried_again_soon() {
         let start = Instant::now();
         assert!(wait_any(&[Park::Backoff], Deadline::after(Duration::from_secs(5))).unwrap());
+        assert!(start.elapsed() < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn who_can_go_on_does_not_wait_even_beside_others_and_after_the_deadline() {
+        let (start, wake) = (Instant::now(), Wake::new().unwrap());
+        for deadline in [Duration::from_secs(5), Duration::ZERO] {
+            assert!(wait_any(&[wake.park(), Park::Ready], Deadline::after(deadline)).unwrap());
+        }
         assert!(start.elapsed() < Duration::from_secs(1));
     }
 }

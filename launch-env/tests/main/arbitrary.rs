@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
 
-use nuvec_launch_env::{Address, Error, Ring, parse_nodes, read};
+use nuvec_launch_env::{Address, Error, Jaccl, Ring, Topology, parse_nodes, read};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -54,6 +54,23 @@ fn holds_to_the_rules(ring: &Ring) {
     assert!(ring.nodes.iter().flatten().all(|address| address.port() > 0 && !address.host().is_empty()));
 }
 
+/// An accepted matrix is a mesh or a ring.
+fn is_of_its_topology(jaccl: &Jaccl) {
+    let size = jaccl.size();
+    let count = |row: usize, column: usize| jaccl.devices[row][column].len();
+    match jaccl.topology() {
+        Topology::Mesh => {
+            assert!((0..size).all(|row| (0..size).all(|column| (count(row, column) > 0) == (row != column))));
+        }
+        Topology::Ring => {
+            let neighbours = |row: usize| [(row + 1) % size, (row + size - 1) % size];
+            let connections = count(0, 1);
+            assert!(connections > 0);
+            assert!((0..size).all(|row| neighbours(row).iter().all(|column| count(row, *column) == connections)));
+        }
+    }
+}
+
 fn texts(ring: &Ring) -> Vec<Vec<String>> {
     ring.nodes.iter().map(|node| node.iter().map(ToString::to_string).collect()).collect()
 }
@@ -83,7 +100,7 @@ fn check(hostfile: &[u8], devices: &[u8], rank: OsString) {
         Ok(launch) => {
             let jaccl = launch.jaccl.expect("its variables are set");
             assert!(jaccl.rank < jaccl.size() && jaccl.devices.iter().all(|row| row.len() == jaccl.size()));
-            jaccl.topology().expect("an accepted matrix is a mesh or a ring");
+            is_of_its_topology(&jaccl);
         }
         Err(error) => is_one_line(&error),
     }

@@ -130,7 +130,7 @@ fn check(options: &Check) -> Result<(), End> {
         sizes: options.sizes.clone(),
         only: options.only.clone(),
         mlx_wire: environment.settings.wire == Some(WireName::Mlx),
-        jaccl: jaccl.and_then(|jaccl| jaccl.topology().ok()),
+        jaccl: jaccl.map(|jaccl| jaccl.topology()),
     };
     let of_jaccl = jaccl.and_then(|jaccl| Some((jaccl.devices.len(), jaccl.devices.first()?.get(1)?.len())));
     let of_ring = environment.ring.as_ref().map(|ring| (ring.nodes.len(), ring.connections().max(1)));

@@ -5,15 +5,13 @@
 use std::collections::VecDeque;
 
 use super::header::{Header, flags};
-use super::{Config, Fault, HEADER};
+use super::{Config, Fault};
 
-/// Where the bytes of a received message lie.
+/// Where the bytes of a received message lie: behind its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bytes {
     /// The receive slot, below [`Config::receive_slots`].
     pub(crate) slot: usize,
-    /// Where in the slot they begin, in bytes.
-    pub(crate) offset: usize,
     /// How many there are; never 0.
     pub(crate) len: usize,
 }
@@ -141,7 +139,7 @@ impl Receiving {
                 self.recycle(slot, true);
             } else {
                 self.slots[slot] = Slot::Ready;
-                self.ready.push_back(Bytes { slot, offset: HEADER, len: header.length as usize });
+                self.ready.push_back(Bytes { slot, len: header.length as usize });
             }
         } else {
             self.recycle(slot, false);
@@ -163,6 +161,14 @@ impl Receiving {
             None if self.ended => Take::End,
             None => Take::Nothing,
         }
+    }
+
+    pub(super) fn readable(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    pub(super) fn ended(&self) -> bool {
+        self.ended && !self.readable()
     }
 
     pub(super) fn give_back(&mut self, slot: usize) -> Result<(), Fault> {

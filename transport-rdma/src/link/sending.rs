@@ -32,7 +32,10 @@ struct Slot {
     posted: bool,
 }
 
-/// How often the interval between questions doubles.
+/// UC: how long we wait for an acknowledgement or a credit before we ask.
+const ASK_AFTER: Duration = Duration::from_millis(100);
+
+/// How often the interval between questions doubles, while nothing changes.
 const DOUBLINGS: u32 = 3;
 
 #[derive(Debug)]
@@ -107,7 +110,8 @@ impl Sending {
         self.staged - self.tail < self.slots.len() as u64
     }
 
-    pub(super) fn room(&mut self) -> Option<Room> {
+    /// Where the next bytes go, and whether that is a new message.
+    fn place(&self) -> Option<(Room, bool)> {
         if self.finished {
             return None;
         }
@@ -115,14 +119,21 @@ impl Sending {
         if let Some(open) = self.open() {
             let (slot, len) = (self.index(open), self.slots[self.index(open)].len);
             if len < payload {
-                self.writing = Some(false);
-                return Some(Room { slot, offset: HEADER + len, len: payload - len });
+                return Some((Room { slot, offset: HEADER + len, len: payload - len }, false));
             }
         }
-        self.has_free_slot().then(|| {
-            self.writing = Some(true);
-            Room { slot: self.index(self.staged), offset: HEADER, len: payload }
-        })
+        let room = Room { slot: self.index(self.staged), offset: HEADER, len: payload };
+        self.has_free_slot().then_some((room, true))
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.place().is_some()
+    }
+
+    pub(super) fn room(&mut self) -> Option<Room> {
+        let (room, new) = self.place()?;
+        self.writing = Some(new);
+        Some(room)
     }
 
     pub(super) fn wrote(&mut self, bytes: usize, now: Duration) {
@@ -300,7 +311,7 @@ impl Sending {
     }
 
     fn interval(&self) -> Duration {
-        self.config.ask_after * (1 << self.doublings)
+        ASK_AFTER * (1 << self.doublings)
     }
 
     pub(super) fn next_timeout(&self) -> Option<Duration> {

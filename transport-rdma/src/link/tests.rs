@@ -27,13 +27,7 @@ const MOST_STEPS: usize = 400_000;
 
 fn config(reliable: bool, credits: usize) -> Config {
     let kept = if reliable { CONTROL_RELIABLE } else { CONTROL_UNRELIABLE };
-    Config {
-        reliable,
-        depth: credits + kept,
-        message: HEADER + PAYLOAD,
-        ask_after: Duration::from_millis(100),
-        ask_limit: 20,
-    }
+    Config { reliable, depth: credits + kept, message: HEADER + PAYLOAD, ask_limit: 20 }
 }
 
 /// Runs one network per seed; sizes and credits are drawn from the seed.

@@ -10,14 +10,14 @@ use nuvec_transport::{Error, Kind, Result, system_text};
 use super::gid::{Entry, Gid, GidKind, choose};
 use crate::sys::{Verbs, bindings as b, check};
 
-/// The most entries of a GID table that are looked at: tables are long and mostly empty, and addresses stand in front.
+/// The most entries of a GID table that are looked at: as many as have an index of 8 bits, which is what an address takes.
 const MOST_GIDS: i32 = 256;
 
 /// How to give a port an address.
 const NO_ADDRESS: &str =
     "give the network interface of that device an address, such as `ip addr add 10.0.0.1/24 dev INTERFACE`";
 
-/// What an open device is opened for.
+/// What usually keeps a device from being opened.
 const OPEN_ADVICE: &str = "the user needs access to the device file (Linux: /dev/infiniband/uverbs*)";
 
 /// The devices of this machine.
@@ -170,7 +170,7 @@ impl Device {
         let entries = self.gids(NUMBER, attributes.gid_tbl_len.min(MOST_GIDS));
         let infiniband = attributes.link_layer == b::IBV_LINK_LAYER_INFINIBAND as u8 && attributes.lid != 0;
         let gid = match gid_index {
-            Some(index) => entries.iter().copied().find(|entry| entry.index == index).ok_or_else(|| {
+            Some(index) => entries.iter().copied().find(|entry| u32::from(entry.index) == index).ok_or_else(|| {
                 let what = format!("the GID table of {name} has no entry {index}; it has {entries:?}");
                 Error::new(Kind::Device, what).with_advice("choose another index, or none")
             })?,
@@ -203,7 +203,7 @@ impl Device {
                 None => self.gid(port, index).map(|gid| (gid, GidKind::Routable)),
             };
             let (gid, kind) = entry.filter(|(gid, _)| gid.0 != [0; 16])?;
-            Some(Entry { index: u32::try_from(index).ok()?, gid, kind })
+            Some(Entry { index: u8::try_from(index).ok()?, gid, kind })
         });
         entries.collect()
     }
@@ -266,6 +266,6 @@ pub(crate) struct Port {
     pub(crate) lid: u16,
     /// Whether packets carry GIDs (everything but an InfiniBand subnet).
     pub(crate) global: bool,
-    pub(crate) gid_index: u32,
+    pub(crate) gid_index: u8,
     pub(crate) gid: Gid,
 }

@@ -31,7 +31,8 @@ impl fmt::Display for Gid {
 /// An entry of a port's table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Entry {
-    pub(crate) index: u32,
+    /// As a queue pair's address has it.
+    pub(crate) index: u8,
     pub(crate) gid: Gid,
     pub(crate) kind: GidKind,
 }
@@ -64,10 +65,10 @@ mod tests {
     const MAPPED: &str = "::ffff:10.0.0.1";
     const GLOBAL: &str = "2001:db8::1";
 
-    fn chosen(table: &[(&str, GidKind)]) -> Option<u32> {
+    fn chosen(table: &[(&str, GidKind)]) -> Option<u8> {
         let entry = |(index, (text, kind)): (usize, &(&str, GidKind))| {
             let gid = Gid(text.parse::<Ipv6Addr>().unwrap().octets());
-            Entry { index: index as u32, gid, kind: *kind }
+            Entry { index: index as u8, gid, kind: *kind }
         };
         let entries: Vec<_> = table.iter().enumerate().map(entry).collect();
         choose(&entries).map(|entry| entry.index)

@@ -65,7 +65,6 @@ pub(crate) struct Slab {
     region: NonNull<b::ibv_mr>,
     memory: NonNull<u8>,
     layout: Layout,
-    slots: usize,
     stride: usize,
     size: usize,
     domain: Arc<ProtectionDomain>,
@@ -115,7 +114,7 @@ impl Slab {
             return Err(refused(device, layout.size(), &e));
         };
         let (domain, process) = (Arc::clone(domain), std::process::id());
-        let slab = Arc::new(Self { region, memory, layout, slots, stride, size, domain, process });
+        let slab = Arc::new(Self { region, memory, layout, stride, size, domain, process });
         Ok((0..slots).map(|index| Slot { index, slab: Arc::clone(&slab) }).collect())
     }
 
@@ -174,11 +173,6 @@ impl Slot {
         self.index
     }
 
-    /// The number of slots in its slab.
-    pub(super) fn of(&self) -> usize {
-        self.slab.slots
-    }
-
     pub(super) fn slab(&self) -> &Slab {
         &self.slab
     }
@@ -188,7 +182,7 @@ impl Slot {
     }
 
     pub(super) fn address(&self) -> NonNull<u8> {
-        // SAFETY: the index is below the number of slots, so the offset lies within the slab's memory.
+        // SAFETY: `register` numbers the slots from 0 and makes as many as the memory holds, so the offset lies within it.
         unsafe { self.slab.memory.add(self.index * self.slab.stride) }
     }
 

@@ -41,13 +41,6 @@ impl QueuePairType {
     }
 }
 
-/// How many of each a queue pair holds at most.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Depths {
-    pub(crate) sends: usize,
-    pub(crate) receives: usize,
-}
-
 /// What is needed to reach a queue pair, and to receive from it: what its owner announces, and both ends agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Connection {
@@ -94,15 +87,13 @@ impl Posted {
 
     fn keep(&mut self, slot: Slot) {
         let index = slot.index();
-        if self.slots.len() < slot.of() {
-            self.slots.resize_with(slot.of(), || None);
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, || None);
         }
-        if let Some(place) = self.slots.get_mut(index) {
-            // Slots of one slab are unique, and one kind of work uses one slab: the place is free.
-            debug_assert!(place.is_none(), "two slots of one index");
-            *place = Some(slot);
-            self.count += 1;
-        }
+        // Slots of one slab are unique, and one kind of work uses one slab: the place is free.
+        let before = self.slots[index].replace(slot);
+        debug_assert!(before.is_none(), "two slots of one index");
+        self.count += 1;
     }
 
     fn take(&mut self, index: usize) -> Option<Slot> {
@@ -124,33 +115,32 @@ impl Posted {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    fn new(domain: &Arc<ProtectionDomain>, kind: QueuePairType, depths: Depths) -> Result<Self> {
+    fn new(domain: &Arc<ProtectionDomain>, kind: QueuePairType, depth: usize) -> Result<Self> {
         let device = domain.device();
-        let completions = CompletionQueue::new(device, depths.sends.saturating_add(depths.receives))?;
-        let depth = |depth: usize| u32::try_from(depth).unwrap_or(u32::MAX);
+        let completions = CompletionQueue::new(device, depth.saturating_mul(2))?;
+        let most = u32::try_from(depth).unwrap_or(u32::MAX);
         // Every field that is not set is zero: a driver may read them all.
         let mut attributes = b::ibv_qp_init_attr {
             send_cq: completions.raw().as_ptr(),
             recv_cq: completions.raw().as_ptr(),
             cap: b::ibv_qp_cap {
-                max_send_wr: depth(depths.sends),
-                max_recv_wr: depth(depths.receives),
+                max_send_wr: most,
+                max_recv_wr: most,
                 max_send_sge: 1,
                 max_recv_sge: 1,
                 ..Default::default()
             },
             qp_type: kind.code(),
-            sq_sig_all: 1,
             ..Default::default()
         };
         // SAFETY: the domain and the completion queue are alive and of one device, and stay so: the value below holds both,
         // and drops them after the queue pair. The attributes are a live local, wholly initialised.
         let raw = unsafe { (device.verbs().create_qp)(domain.raw().as_ptr(), &raw mut attributes) };
         let Some(raw) = NonNull::new(raw) else {
-            return Err(refused(domain, kind, depths, &io::Error::last_os_error()));
+            return Err(refused(domain, kind, depth, &io::Error::last_os_error()));
         };
-        let posted = |most| Posted { most, ..Posted::default() };
-        let (sends, receives) = (posted(depths.sends), posted(depths.receives));
+        let posted = || Posted { most: depth, ..Posted::default() };
+        let (sends, receives) = (posted(), posted());
         let parts = Parts { sends, receives, completions, domain: Arc::clone(domain) };
         Ok(Self { raw, parts: ManuallyDrop::new(parts), process: std::process::id() })
     }
@@ -174,8 +164,8 @@ impl QueuePair {
         if self.parts.receives.full() {
             return Ok(Err(slot));
         }
-        self.admit(&slot, Work::Receive, slot.bytes().len())?;
-        let mut element = element(&slot, slot.bytes().len());
+        let length = self.admit(&slot, Work::Receive, slot.bytes().len())?;
+        let mut element = element(&slot, length);
         let mut request = b::ibv_recv_wr {
             wr_id: Work::Receive.id(slot.index()),
             sg_list: &raw mut element,
@@ -198,8 +188,8 @@ impl QueuePair {
         if self.parts.sends.full() {
             return Ok(Err(slot));
         }
-        self.admit(&slot, Work::Send, bytes)?;
-        let mut element = element(&slot, bytes);
+        let length = self.admit(&slot, Work::Send, bytes)?;
+        let mut element = element(&slot, length);
         let mut request = b::ibv_send_wr {
             wr_id: Work::Send.id(slot.index()),
             sg_list: &raw mut element,
@@ -219,15 +209,15 @@ impl QueuePair {
         keep(&mut self.parts.sends, slot, code, "ibv_post_send")
     }
 
-    /// Refuses a slot that may not be posted here.
-    fn admit(&self, slot: &Slot, work: Work, bytes: usize) -> Result<()> {
+    /// Refuses a slot that may not be posted here; the length of its first `bytes` bytes, as a work request has it.
+    fn admit(&self, slot: &Slot, work: Work, bytes: usize) -> Result<u32> {
         let posted = match work {
             Work::Send => &self.parts.sends,
             Work::Receive => &self.parts.receives,
         };
         let fits = slot.is_of(&self.parts.domain) && posted.fits(slot) && bytes <= slot.bytes().len();
         let misuse = || Error::new(Kind::Misuse, format!("slot {} does not belong to this queue pair", slot.index()));
-        if fits && u32::try_from(bytes).is_ok() { Ok(()) } else { Err(misuse()) }
+        u32::try_from(bytes).ok().filter(|_| fits).ok_or_else(misuse)
     }
 
     fn lacks(&self, verb: &str) -> Error {
@@ -278,9 +268,7 @@ impl QueuePair {
 }
 
 /// The part of the slot's memory that a work request names.
-fn element(slot: &Slot, bytes: usize) -> b::ibv_sge {
-    // `admit` made sure that the length fits.
-    let length = u32::try_from(bytes).unwrap_or(0);
+fn element(slot: &Slot, length: u32) -> b::ibv_sge {
     b::ibv_sge { addr: slot.address().as_ptr().expose_provenance() as u64, length, lkey: slot.slab().local_key() }
 }
 
@@ -321,7 +309,7 @@ impl Drop for QueuePair {
 
 /// Why a queue pair was not made. EBUSY means that there are none left; EOPNOTSUPP and, of some drivers, EINVAL or ENOSYS
 /// that the type is not offered.
-fn refused(domain: &ProtectionDomain, kind: QueuePairType, depths: Depths, e: &io::Error) -> Error {
+fn refused(domain: &ProtectionDomain, kind: QueuePairType, depth: usize, e: &io::Error) -> Error {
     let (name, kind) = (domain.device().name(), kind.name());
     let limit = domain.device().limits().map_or(String::new(), |limits| format!(" (limit {})", limits.queue_pairs));
     let is = |errno: Errno| e.raw_os_error() == Some(errno.raw_os_error());
@@ -329,8 +317,7 @@ fn refused(domain: &ProtectionDomain, kind: QueuePairType, depths: Depths, e: &i
         return Error::new(Kind::Exhausted, format!("out of queue pairs on device {name}{limit}"))
             .with_advice("end other programs that use it, or use fewer connections");
     }
-    let Depths { sends, receives } = depths;
-    let what = format!("{name} gives no {kind} queue pair for {sends} sends and {receives} receives");
+    let what = format!("{name} gives no {kind} queue pair for {depth} sends and as many receives");
     let error = Error::from_io("ibv_create_qp", what, e);
     if is(Errno::OPNOTSUPP) || is(Errno::NOTSUP) || is(Errno::NOSYS) || is(Errno::INVAL) {
         return error.with_advice("another type of queue pair, or a smaller depth, may be offered");
@@ -339,44 +326,54 @@ fn refused(domain: &ProtectionDomain, kind: QueuePairType, depths: Depths, e: &i
 }
 
 /// A queue pair that takes receives, and is not connected yet.
-pub(crate) struct Prepared(QueuePair);
+pub(crate) struct Prepared {
+    pair: QueuePair,
+    kind: QueuePairType,
+    port: Port,
+}
 
 impl Prepared {
-    /// A new queue pair of this type, on that port of the domain's device. Errors: [`Kind::Exhausted`]: no queue pairs left;
-    /// or the type or the depths are not offered.
-    pub(crate) fn new(
-        domain: &Arc<ProtectionDomain>,
-        kind: QueuePairType,
-        depths: Depths,
-        port: &Port,
-    ) -> Result<Self> {
-        let mut this = QueuePair::new(domain, kind, depths)?;
+    /// A new queue pair of this type, which holds `depth` sends and as many receives, on that port of the domain's device.
+    /// Errors: [`Kind::Exhausted`]: no queue pairs left; or the type or the depth is not offered.
+    pub(crate) fn new(domain: &Arc<ProtectionDomain>, kind: QueuePairType, depth: usize, port: Port) -> Result<Self> {
+        let mut pair = QueuePair::new(domain, kind, depth)?;
         let attributes = b::ibv_qp_attr { qp_state: b::IBV_QPS_INIT, port_num: port.number, ..Default::default() };
         let mask = b::IBV_QP_STATE | b::IBV_QP_PKEY_INDEX | b::IBV_QP_PORT | b::IBV_QP_ACCESS_FLAGS;
         let name = domain.device().name();
-        this.modify(attributes, mask, "INIT")
+        pair.modify(attributes, mask, "INIT")
             .map_err(|e| Error::from_io("ibv_modify_qp", format!("{name} does not initialise its queue pair"), &e))?;
-        Ok(Self(this))
+        Ok(Self { pair, kind, port })
+    }
+
+    /// The domain whose memory it reaches.
+    pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.pair.parts.domain
     }
 
     /// What rings when its completions were armed and there are some; `None` where the device has no such thing.
     pub(crate) fn bell(&self) -> Option<Arc<CompletionChannel>> {
-        self.0.parts.completions.bell().cloned()
+        self.pair.parts.completions.bell().cloned()
+    }
+
+    /// What it promises.
+    pub(crate) fn kind(&self) -> QueuePairType {
+        self.kind
     }
 
     /// Its number, by which the peer reaches it.
     pub(crate) fn number(&self) -> u32 {
-        self.0.number()
+        self.pair.number()
     }
 
     /// Posts a receive into `slot`. `Err(slot)`: the queue is full.
     pub(crate) fn post_receive(&mut self, slot: Slot) -> Result<Result<(), Slot>> {
-        self.0.post_receive(slot)
+        self.pair.post_receive(slot)
     }
 
     /// Connects to a peer's queue pair, which need not be connected yet itself. Errors: [`Kind::Device`]: the peer's address
     /// cannot be used from this port.
-    pub(crate) fn connect(mut self, kind: QueuePairType, port: &Port, to: &Connection) -> Result<Connected> {
+    pub(crate) fn connect(self, to: &Connection) -> Result<Connected> {
+        let Self { mut pair, kind, port } = self;
         let reliable = kind == QueuePairType::Rc;
         let ready_to_receive = b::ibv_qp_attr {
             qp_state: b::IBV_QPS_RTR,
@@ -389,8 +386,7 @@ impl Prepared {
                 is_global: u8::from(port.global),
                 grh: b::ibv_global_route {
                     dgid: b::ibv_gid { raw: to.gid.0 },
-                    // The index fits: tables are looked at only up to a few hundred entries.
-                    sgid_index: u8::try_from(port.gid_index).unwrap_or(u8::MAX),
+                    sgid_index: port.gid_index,
                     hop_limit: 64,
                     ..Default::default()
                 },
@@ -404,7 +400,7 @@ impl Prepared {
         let of_reliable = |mask| if reliable { mask } else { 0 };
         let mask = b::IBV_QP_STATE | b::IBV_QP_AV | b::IBV_QP_PATH_MTU | b::IBV_QP_DEST_QPN | b::IBV_QP_RQ_PSN;
         let mask = mask | of_reliable(b::IBV_QP_MAX_DEST_RD_ATOMIC | b::IBV_QP_MIN_RNR_TIMER);
-        self.0.modify(ready_to_receive, mask, "RTR").map_err(|e| unreachable(port, to, &e))?;
+        pair.modify(ready_to_receive, mask, "RTR").map_err(|e| unreachable(&port, to, &e))?;
 
         let ready_to_send = b::ibv_qp_attr {
             qp_state: b::IBV_QPS_RTS,
@@ -422,8 +418,8 @@ impl Prepared {
         let mask = b::IBV_QP_STATE | b::IBV_QP_SQ_PSN;
         let rest = b::IBV_QP_TIMEOUT | b::IBV_QP_RETRY_CNT | b::IBV_QP_RNR_RETRY | b::IBV_QP_MAX_QP_RD_ATOMIC;
         let failed = |e| Error::from_io("ibv_modify_qp", "cannot be sent to: the queue pair refuses", &e);
-        self.0.modify(ready_to_send, mask | of_reliable(rest), "RTS").map_err(failed)?;
-        Ok(Connected(self.0))
+        pair.modify(ready_to_send, mask | of_reliable(rest), "RTS").map_err(failed)?;
+        Ok(Connected(pair))
     }
 }
 

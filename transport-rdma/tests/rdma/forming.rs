@@ -70,6 +70,30 @@ fn memory_that_cannot_be_locked_is_an_error_with_limit_need_and_remedy_and_the_o
 }
 
 #[test]
+fn a_rank_that_offers_too_little_for_the_protocol_is_named_with_the_need() {
+    for (queue_pairs, least) in TYPES.into_iter().zip([4, 7]) {
+        let receives = (3, 4096, format!("only 3 receives, and the protocol needs {least}"));
+        let bytes = (32, 0, "only 0 bytes a message, and the protocol needs 33".to_string());
+        for (depth, message, need) in [receives, bytes] {
+            let network = Network::new(2);
+            let options = |rank| {
+                let options = network.options().queue_pairs(queue_pairs);
+                if rank == 1 { options.depth(depth).message(message) } else { options }
+            };
+            let formed = form(&matrix(2, 1), Topology::Mesh, &options);
+            let errors: Vec<_> = formed.into_iter().map(|formed| formed.expect_err("a group over nothing")).collect();
+            // Both find it, unless one hears first that the other has failed.
+            let of_need = |(rank, e): (usize, &Error)| {
+                (e.kind(), e.peer().map(|peer| peer.rank)) == (Kind::Mismatch, Some(1 - rank))
+                    && e.to_string().contains(&need)
+            };
+            assert!(errors.iter().enumerate().any(of_need), "{errors:?}");
+            nothing_is_left(&network);
+        }
+    }
+}
+
+#[test]
 fn the_best_gid_of_any_table_is_used_and_an_empty_table_is_an_error_with_a_remedy() {
     let tables: [(&[&str], bool); 5] = [
         (&["fe80::1", "::", "::ffff:10.0.0.1"], true),
@@ -93,12 +117,15 @@ fn the_best_gid_of_any_table_is_used_and_an_empty_table_is_an_error_with_a_remed
         }
     }
     let network = Network::new(1);
-    let options = network.options().gid_index(7);
     let matrix = [vec![vec![], vec!["fake0".to_string()]], vec![vec!["x".to_string()], vec![]]];
     let coordinator = nuvec_transport_tcp::Address::new("127.0.0.1", 1);
-    let e = nuvec_transport_rdma::connect(&coordinator, &matrix, 0, Topology::Mesh, &options, Box::new(Silent));
-    let line = e.expect_err("an index that has no entry").to_string();
-    assert!(line.contains("no entry 7") && line.contains("::ffff:10.0.0.1"), "{line}");
+    // 257 is entry 1 to whoever looks at 8 bits of it.
+    for index in [7, 257] {
+        let options = network.options().gid_index(index);
+        let e = nuvec_transport_rdma::connect(&coordinator, &matrix, 0, Topology::Mesh, &options, Box::new(Silent));
+        let line = e.expect_err("an index that has no entry").to_string();
+        assert!(line.contains(&format!("no entry {index};")) && line.contains("::ffff:10.0.0.1"), "{line}");
+    }
 }
 
 #[test]

@@ -278,7 +278,7 @@ impl Network {
         }
         let Some((bytes, mut used)) = end.taken.take() else { return Ok(()) };
         let n = 1 + self.random.below(bytes.len - used);
-        for &found in &end.receives[bytes.slot][bytes.offset + used..][..n] {
+        for &found in &end.receives[bytes.slot][HEADER + used..][..n] {
             if end.read >= end.readable || found != byte(1 - to, end.read) {
                 return rule(format!("byte {} of the stream is another one", end.read));
             }
