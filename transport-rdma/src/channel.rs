@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nuvec_transport::{Channel, Park, Peer, Receiver, Result, Sender};
 
@@ -79,6 +80,10 @@ impl Sender for RdmaSender {
 
     fn try_flush(&mut self) -> Result<bool> {
         self.endpoint.flush()
+    }
+
+    fn unacknowledged(&self) -> Duration {
+        self.endpoint.unacknowledged()
     }
 
     fn park(&self) -> Park<'_> {

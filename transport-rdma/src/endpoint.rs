@@ -85,6 +85,8 @@ struct State {
     gone: Option<Duration>,
     /// When the peer's process was seen to end, and how that shows.
     ended: Option<(Duration, Error)>,
+    /// A message that the other end has not acknowledged, and since when the service thread has seen so.
+    unacknowledged: Option<(u64, Duration)>,
     done: Vec<Completion>,
     peer: Peer,
     reliable: bool,
@@ -144,6 +146,7 @@ impl Endpoint {
             receiver_gone: false,
             gone: None,
             ended: None,
+            unacknowledged: None,
             done: Vec::new(),
             peer: peer.clone(),
             reliable: config.reliable,
@@ -308,6 +311,9 @@ impl Endpoint {
         state.look_at_clock();
         state.progress();
         let now = state.began.elapsed();
+        let since =
+            |message| state.unacknowledged.filter(|(before, _)| *before == message).map_or(now, |(_, since)| since);
+        state.unacknowledged = state.link.unacknowledged().map(|message| (message, since(message)));
         if let Some((ended, why)) = &state.ended
             && now > *ended + DRAIN
         {
@@ -327,6 +333,17 @@ impl Endpoint {
         let due = due.map_or(IDLE, |due| due.saturating_sub(now));
         let watched = state.ended.is_some() && state.failure.is_none();
         Some(due.min(if quiet && !watched { IDLE } else { BUSY }))
+    }
+
+    /// For how long the other end has acknowledged nothing, although there is something to acknowledge.
+    pub(crate) fn unacknowledged(&self) -> Duration {
+        if self.check_process().is_err() {
+            return Duration::ZERO;
+        }
+        let state = self.state.lock();
+        let message = state.link.unacknowledged();
+        let seen = state.unacknowledged.filter(|(seen, _)| message == Some(*seen));
+        seen.map_or(Duration::ZERO, |(_, since)| state.began.elapsed().saturating_sub(since))
     }
 
     /// Whether both halves are gone.
@@ -518,7 +535,8 @@ impl Slots {
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Self {
         let kind = match fault {
-            Fault::Silent { .. } | Fault::Lossy { .. } => Kind::Reset,
+            Fault::Silent { .. } => Kind::Unreachable,
+            Fault::Lossy { .. } => Kind::Reset,
             Fault::TooSmall { .. } | Fault::Broken { .. } => Kind::Mismatch,
             Fault::Slot { .. } => Kind::Device,
         };

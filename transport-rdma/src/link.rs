@@ -274,6 +274,11 @@ impl Link {
         self.sending.drained() && !self.receiving.control_due()
     }
 
+    /// The first data message that was posted and is not done: not completed or, on UC, not acknowledged.
+    pub(crate) fn unacknowledged(&self) -> Option<u64> {
+        self.sending.unacknowledged()
+    }
+
     /// When [`tick`](Self::tick) must be called at the latest, if nothing changes before. Always `None` on RC.
     pub(crate) fn next_timeout(&self) -> Option<Duration> {
         self.sending.next_timeout()

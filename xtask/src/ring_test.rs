@@ -94,7 +94,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "RANK", conflicts_with_all = ["hostfile", "only", "spoil", "sizes"])]
     pub(crate) pause: Option<usize>,
     /// With --transport rdma, in rdma-vm: pull this rank's cable in the middle of such a loop; every rank must fail within
-    /// the time-out and 4 seconds, and name another
+    /// the time-out and 2 seconds, and name it; itself it may name another
     #[arg(long, value_name = "RANK", conflicts_with_all = ["kill", "stop", "pause", "hostfile", "only", "spoil", "sizes"])]
     pub(crate) cut: Option<usize>,
     /// Run one rank of a ring over several machines: MLX's hostfile, the same on each. The checks that use a second

@@ -340,6 +340,10 @@ impl Sending {
         self.peer_stopped
     }
 
+    pub(super) fn unacknowledged(&self) -> Option<u64> {
+        (self.tail < self.sent).then_some(self.tail)
+    }
+
     pub(super) fn flushed(&self) -> bool {
         self.sent == self.staged && self.finished == self.end.is_some()
     }

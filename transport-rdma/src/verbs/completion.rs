@@ -202,9 +202,11 @@ impl Drop for CompletionQueue {
 /// has.
 pub(super) fn failure(work: Option<Work>, status: b::ibv_wc_status, vendor: u32) -> Error {
     let (kind, text, cause) = match status {
-        b::IBV_WC_RETRY_EXC_ERR => {
-            (Kind::Reset, "transport retries exceeded", "did not acknowledge: it ended, or the link to it is down")
-        }
+        b::IBV_WC_RETRY_EXC_ERR => (
+            Kind::Unreachable,
+            "transport retries exceeded",
+            "did not acknowledge: it ended, or the link to it is down",
+        ),
         b::IBV_WC_RNR_RETRY_EXC_ERR => (Kind::Reset, "receiver not ready", "had no receive posted"),
         b::IBV_WC_WR_FLUSH_ERR => {
             (Kind::Reset, "flushed", "broke the connection: the queue pair was in the error state")
@@ -257,7 +259,7 @@ mod tests {
             let e = failure(Some(Work::Send), status, 7);
             assert!(e.to_string().contains(&format!("status {status}, ")), "{e}");
         }
-        assert_eq!(failure(None, 12, 0).kind(), Kind::Reset);
+        assert_eq!(failure(None, 12, 0).kind(), Kind::Unreachable);
         assert_eq!(failure(None, 250, 0).kind(), Kind::Device);
     }
 }

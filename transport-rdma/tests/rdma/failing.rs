@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nuvec_transport::{Deadline, Fabric, Kind, conformance};
+use nuvec_transport::{Deadline, Fabric, Kind, Sender, conformance};
 use nuvec_transport_rdma::QueuePairs;
 use nuvec_transport_rdma::fake::{Faults, Network};
 
@@ -31,7 +31,7 @@ fn every_error_status_ends_the_wait_and_names_the_peer_the_status_and_its_usual_
             let e = fault_at_the_receiver(queue_pairs, &|faults| faults.status = Some(status));
             let line = e.to_string();
             assert!(line.contains(&format!("status {status}, ")), "{line}");
-            assert!(matches!(e.kind(), Kind::Reset | Kind::Device), "{e:?}");
+            assert!(matches!(e.kind(), Kind::Reset | Kind::Unreachable | Kind::Device), "{e:?}");
         }
     }
 }
@@ -67,8 +67,28 @@ fn a_cable_that_is_cut_is_an_error_that_names_the_peer_for_whoever_sends() {
         let mut two = two(&|_| network.options().queue_pairs(queue_pairs).timeout(Duration::from_secs(3)));
         network.faults("fake1").cut = true;
         let e = error_of_sending(&mut two.first.0);
-        assert_eq!((e.kind(), e.peer().map(|peer| peer.rank)), (Kind::Reset, Some(1)), "{e}");
+        assert_eq!((e.kind(), e.peer().map(|peer| peer.rank)), (Kind::Unreachable, Some(1)), "{e}");
     }
+}
+
+#[test]
+fn for_how_long_nothing_was_acknowledged_is_known_until_it_is() {
+    let network = Network::new(2);
+    let mut two = two(&|_| network.options().queue_pairs(QueuePairs::Unreliable));
+    assert_eq!(two.first.0.unacknowledged(), Duration::ZERO, "nothing was sent");
+    network.faults("fake1").cut = true;
+    conformance::send_all(&mut two.first.0, b"lost").unwrap();
+    let deadline = Deadline::after(PATIENCE);
+    let within = |done: bool| done || deadline.expired();
+    while !within(two.first.0.unacknowledged() > Duration::from_millis(500)) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    network.faults("fake1").cut = false;
+    assert_eq!(conformance::recv_all(&mut two.second.1, 4).unwrap(), b"lost");
+    while !within(two.first.0.unacknowledged() == Duration::ZERO) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!deadline.expired());
 }
 
 #[test]

@@ -111,7 +111,7 @@ pub(super) fn watch(run: &Run<'_>, ranks: Ranks, out: &mut (dyn Write + Send)) -
     }
     match (passed, fault) {
         (true, Fault::Pause) => console.line("every rank went on, and every sum was right"),
-        (true, Fault::Cut) => console.line("every rank failed in time and named one across the cut"),
+        (true, Fault::Cut) => console.line("every rank failed in time and named whom the cut took away"),
         (true, _) if run.options.wire == Wire::Mlx => {
             console.line("every survivor named a neighbour that it lost in time")
         }
@@ -198,8 +198,8 @@ impl Run<'_> {
     /// failure goes round the ring.
     fn blamed(&self, survivor: usize, victim: usize) -> Vec<usize> {
         match self.options.wire {
-            // A rank whose own cable is cut sees the others behind it.
-            Wire::Native if survivor == victim => (0..self.size).filter(|rank| *rank != survivor).collect(),
+            // A rank whose own cable is cut may see the others behind it, or that it reaches nobody.
+            Wire::Native if survivor == victim => (0..self.size).collect(),
             Wire::Native => vec![victim],
             Wire::Mlx => vec![(survivor + 1) % self.size, (survivor + self.size - 1) % self.size],
         }
@@ -287,7 +287,7 @@ fn judge(fault: Fault, blamed: &[usize], timeout: Duration, rank: usize, observe
         (Some(_), _) => (None, Some("A WRONG SUM".into())),
         (None, Some(error)) if fault == Fault::Pause => (after(error), Some("FAILED".into())),
         (None, Some(error)) => {
-            let wrong = observed.struck_at.and_then(|at| wrong_with(error, blamed, at, fault.limit(timeout)));
+            let wrong = observed.struck_at.and_then(|at| wrong_with(error, rank, blamed, at, fault.limit(timeout)));
             (after(error), wrong)
         }
         (None, None) if fault == Fault::Pause && observed.went_on(rank) => (None, None),
@@ -296,11 +296,15 @@ fn judge(fault: Fault, blamed: &[usize], timeout: Duration, rank: usize, observe
     Verdict { after, wrong }
 }
 
-/// What is wrong with a survivor's errors.
-fn wrong_with(error: &LoopError, blamed: &[usize], struck_at: u64, limit: Duration) -> Option<String> {
+/// What is wrong with the errors of rank `own`.
+fn wrong_with(error: &LoopError, own: usize, blamed: &[usize], struck_at: u64, limit: Duration) -> Option<String> {
+    let names = |rank: usize| match rank {
+        rank if rank == own => error.text.contains("reaches no other rank"),
+        rank => error.text.contains(&format!("rank {rank} (")),
+    };
     if error.at_us < struck_at {
         Some("FAILED BEFORE THE FAULT".into())
-    } else if !blamed.iter().any(|rank| error.text.contains(&format!("rank {rank} ("))) {
+    } else if !blamed.iter().any(|rank| names(*rank)) {
         Some("NAMES ANOTHER".into())
     } else if Duration::from_micros(error.at_us - struck_at) > limit {
         Some("LATE".into())
@@ -381,8 +385,20 @@ mod tests {
         let run = run_of(&options, 5);
         assert_eq!((run.blamed(0, 2), run.blamed(4, 2)), (vec![1, 4], vec![0, 3]));
         let error = LoopError { at_us: 1_500_000, text: FIRST.into(), again_us: 20, again: AGAIN.into() };
-        let wrong = |blamed: &[usize]| wrong_with(&error, blamed, 1_000_000, IN_TIME);
+        let wrong = |blamed: &[usize]| wrong_with(&error, 0, blamed, 1_000_000, IN_TIME);
         assert_eq!((wrong(&[1, 2]), wrong(&[1, 4]).as_deref()), (None, Some("NAMES ANOTHER")));
+    }
+
+    #[test]
+    fn a_rank_whose_cable_is_cut_may_say_that_it_reaches_nobody() {
+        let options = Options { cut: Some(1), ..Options::quick(3, 1) };
+        let run = run_of(&options, 3);
+        assert_eq!((run.blamed(1, 1), run.blamed(0, 1)), (vec![0, 1, 2], vec![1]));
+        let text = "I/O error: rank 1: all_sum #9: reaches no other rank: none has acknowledged anything for 1.5 s";
+        let again = text.replace("#9: ", "#10: the group failed earlier: ");
+        let error = LoopError { at_us: 1_500_000, text: text.into(), again_us: 20, again };
+        assert_eq!(wrong_with(&error, 1, &run.blamed(1, 1), 1_000_000, IN_TIME), None);
+        assert_eq!(wrong_with(&error, 0, &run.blamed(0, 1), 1_000_000, IN_TIME).as_deref(), Some("NAMES ANOTHER"));
     }
 
     /// Three ranks that are shell scripts; rank 2 is killed. Each survivor runs `script` once rank 2 is dead.
