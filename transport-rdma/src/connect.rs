@@ -97,7 +97,7 @@ fn form(
     };
     ends.iter().for_each(|(_, endpoint)| registry.add(endpoint));
     let looked_after = Arc::clone(&registry);
-    bootstrap.attend(Box::new(move || Some(looked_after.attend())));
+    bootstrap.attend(Box::new(move || looked_after.attend()));
 
     let (mut links, mut streams) = (Vec::new(), Vec::new());
     for (place, endpoint) in ends {
