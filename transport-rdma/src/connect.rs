@@ -14,7 +14,7 @@ use crate::endpoint::{Endpoint, Slots};
 use crate::fabric::RdmaFabric;
 use crate::link::{Config, Link};
 use crate::options::{Options, QueuePairs, Topology};
-use crate::plan::{Place, Role, places};
+use crate::plan::{Planned, Role, plan};
 use crate::registry::{Registry, Watch};
 use crate::sys::Verbs;
 use crate::verbs::{Connection, DeviceList, Port, Prepared, ProtectionDomain, QueuePairType};
@@ -75,55 +75,59 @@ fn form(
     handler: Box<dyn ControlHandler>,
     meet: impl FnOnce(&[u8], Box<dyn ControlHandler>) -> Result<bootstrap::Bootstrap>,
 ) -> Result<RdmaFabric> {
-    let places = places(devices, rank, topology)?;
-    let ends = prepare(places, options).map_err(|e| e.with_rank(rank))?;
-    let offers: Vec<_> = ends.iter().map(|end| end.offer).collect();
+    let plan = plan(devices, rank, topology)?;
+    let unconnected = prepare(plan, options).map_err(|e| e.with_rank(rank))?;
+    let offers: Vec<_> = unconnected.iter().map(|queue_pair| queue_pair.offer).collect();
     let registry = Arc::new(Registry::default());
     let watch = Watch { inner: handler, registry: Arc::clone(&registry) };
     let bootstrap = meet(&card::encode(&offers), Box::new(watch))?;
 
     let deadline = Deadline::after(options.bootstrap.timeout);
-    let joined = join(ends, &bootstrap).and_then(|ends| {
+    let joined = join(unconnected, &bootstrap).and_then(|endpoints| {
         // Only now does every queue pair of every rank have its receives posted.
-        bootstrap.ready(deadline).map(|()| ends)
+        bootstrap.ready(deadline).map(|()| endpoints)
     });
-    let ends = match joined {
-        Ok(ends) => ends,
+    let endpoints = match joined {
+        Ok(endpoints) => endpoints,
         Err(e) => {
             let e = e.with_rank(rank);
             bootstrap.fail(&e);
             return Err(e);
         }
     };
-    ends.iter().for_each(|(_, endpoint)| registry.add(endpoint));
+    endpoints.iter().for_each(|(_, endpoint)| registry.add(endpoint));
     let looked_after = Arc::clone(&registry);
-    bootstrap.attend(Box::new(move || Some(looked_after.attend())));
+    bootstrap.attend(Box::new(move || looked_after.attend()));
 
     let (mut links, mut streams) = (Vec::new(), Vec::new());
-    for (place, endpoint) in ends {
+    for (planned, endpoint) in endpoints {
         let channel = RdmaChannel::new(endpoint);
-        if place.role == Role::Stream { streams.push((place.peer, channel)) } else { links.push((place, channel)) }
+        if planned.role == Role::Stream {
+            streams.push((planned.peer, channel))
+        } else {
+            links.push((planned, channel))
+        }
     }
     Ok(RdmaFabric::new(bootstrap, registry, assemble(links, topology), streams))
 }
 
 /// Puts the channels where the topology has them; they come in the plan's order.
-fn assemble(channels: Vec<(Place, RdmaChannel)>, topology: Topology) -> Links<RdmaChannel> {
+fn assemble(channels: Vec<(Planned, RdmaChannel)>, topology: Topology) -> Links<RdmaChannel> {
     match topology {
         Topology::Mesh => Links::Mesh(channels.into_iter().map(|(_, channel)| channel).collect()),
         Topology::Ring => {
             let (right, left): (Vec<_>, Vec<_>) =
-                channels.into_iter().partition(|(place, _)| place.role == Role::Right);
-            let channels = |side: Vec<(Place, RdmaChannel)>| side.into_iter().map(|(_, channel)| channel).collect();
+                channels.into_iter().partition(|(planned, _)| planned.role == Role::Right);
+            let channels = |side: Vec<(Planned, RdmaChannel)>| side.into_iter().map(|(_, channel)| channel).collect();
             Links::Ring(RingLinks { right: channels(right), left: channels(left) })
         }
     }
 }
 
 /// A queue pair that waits for its peer's offer.
-pub(crate) struct End {
-    pub(crate) place: Place,
-    pub(crate) offer: Offer,
+struct Unconnected {
+    planned: Planned,
+    offer: Offer,
     prepared: Prepared,
 }
 
@@ -133,9 +137,9 @@ struct Opened {
     port: Port,
 }
 
-/// Makes the queue pairs of these places.
-pub(crate) fn prepare(places: Vec<Place>, options: &Options) -> Result<Vec<End>> {
-    if places.is_empty() {
+/// Makes the queue pairs of a plan.
+fn prepare(plan: Vec<Planned>, options: &Options) -> Result<Vec<Unconnected>> {
+    if plan.is_empty() {
         return Ok(Vec::new());
     }
     let verbs = match &options.verbs {
@@ -151,24 +155,24 @@ pub(crate) fn prepare(places: Vec<Place>, options: &Options) -> Result<Vec<End>>
         QueuePairs::Reliable => Some(QueuePairType::Rc),
         QueuePairs::Unreliable => Some(QueuePairType::Uc),
     };
-    let mut ends = Vec::new();
-    for place in places {
-        let opened = match devices.entry(place.device.clone()) {
+    let mut made = Vec::new();
+    for planned in plan {
+        let opened = match devices.entry(planned.device.clone()) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(free) => {
-                let device = list.open(&place.device)?;
+                let device = list.open(&planned.device)?;
                 let port = device.port(options.gid_index)?;
                 free.insert(Opened { domain: ProtectionDomain::new(&device)?, port })
             }
         };
-        let end = end(place, opened, kind, options)?;
-        kind = Some(end.offer.kind);
-        ends.push(end);
+        let unconnected = make(planned, opened, kind, options)?;
+        kind = Some(unconnected.offer.kind);
+        made.push(unconnected);
     }
-    Ok(ends)
+    Ok(made)
 }
 
-fn end(place: Place, opened: &Opened, kind: Option<QueuePairType>, options: &Options) -> Result<End> {
+fn make(planned: Planned, opened: &Opened, kind: Option<QueuePairType>, options: &Options) -> Result<Unconnected> {
     let device = opened.domain.device();
     let depth = device.limits().map_or(options.depth, |limits| options.depth.min(limits.work.max(1)));
     let message = options.message.min(usize::try_from(opened.port.longest_message).unwrap_or(usize::MAX));
@@ -183,9 +187,9 @@ fn end(place: Place, opened: &Opened, kind: Option<QueuePairType>, options: &Opt
     let small = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     let short = |number: usize| u16::try_from(number).map_err(|_| Error::new(Kind::Misuse, "there are too many ranks"));
     let offer = Offer {
-        peer: short(place.peer)?,
-        role: place.role,
-        index: short(place.index)?,
+        peer: short(planned.peer)?,
+        role: planned.role,
+        index: short(planned.index)?,
         kind: prepared.kind(),
         mtu: u8::try_from(opened.port.mtu).unwrap_or(1),
         lid: opened.port.lid,
@@ -195,7 +199,7 @@ fn end(place: Place, opened: &Opened, kind: Option<QueuePairType>, options: &Opt
         sequence: random()? & SEQUENCE_MASK,
         gid: opened.port.gid,
     };
-    Ok(End { place, offer, prepared })
+    Ok(Unconnected { planned, offer, prepared })
 }
 
 fn random() -> Result<u32> {
@@ -209,37 +213,37 @@ fn config(kind: QueuePairType, depth: usize, message: usize, timeout: Duration) 
     Config { reliable: kind == QueuePairType::Rc, depth, message, ask_limit }
 }
 
-/// Connects each end to its counterpart on the others' cards.
-fn join(ends: Vec<End>, bootstrap: &bootstrap::Bootstrap) -> Result<Vec<(Place, Arc<Endpoint>)>> {
+/// Connects each queue pair to its counterpart on the others' cards.
+fn join(unconnected: Vec<Unconnected>, bootstrap: &bootstrap::Bootstrap) -> Result<Vec<(Planned, Arc<Endpoint>)>> {
     let mut cards = HashMap::new();
     let mut joined = Vec::new();
-    for end in ends {
-        let peer = end.place.peer;
+    for queue_pair in unconnected {
+        let peer = queue_pair.planned.peer;
         let offers = match cards.entry(peer) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => {
+            Entry::Vacant(free) => {
                 let card = bootstrap.cards().get(peer).map(Vec::as_slice).unwrap_or_default();
-                place.insert(card::decode(card, peer)?)
+                free.insert(card::decode(card, peer)?)
             }
         };
-        let address = format!("{} by {}", bootstrap.peer(peer).address, end.place.device);
+        let address = format!("{} by {}", bootstrap.peer(peer).address, queue_pair.planned.device);
         let peer = Peer::new(peer, address);
-        joined.push(connect_end(end, bootstrap.rank(), offers, peer, bootstrap.timeout())?);
+        joined.push(join_one(queue_pair, bootstrap.rank(), offers, peer, bootstrap.timeout())?);
     }
     Ok(joined)
 }
 
-/// Connects an end to its counterpart among the peer's offers.
-pub(crate) fn connect_end(
-    end: End,
+/// Connects a queue pair to its counterpart among the peer's offers.
+fn join_one(
+    unconnected: Unconnected,
     rank: usize,
     offers: &[Offer],
     peer: Peer,
     timeout: Duration,
-) -> Result<(Place, Arc<Endpoint>)> {
-    let End { place, offer: own, prepared } = end;
+) -> Result<(Planned, Arc<Endpoint>)> {
+    let Unconnected { planned, offer: own, prepared } = unconnected;
     let is_counterpart = |theirs: &&Offer| {
-        usize::from(theirs.peer) == rank && theirs.role == place.role.counterpart() && theirs.index == own.index
+        usize::from(theirs.peer) == rank && theirs.role == planned.role.counterpart() && theirs.index == own.index
     };
     let mismatch = |what: String| Error::new(Kind::Mismatch, what).with_peer(&peer);
     let theirs = offers.iter().find(is_counterpart).ok_or_else(|| {
@@ -264,7 +268,7 @@ pub(crate) fn connect_end(
     let link = Link::new(agreed).map_err(|fault| named(fault.into()))?;
     let slots = Slots::new(prepared.domain(), &agreed)?;
     let endpoint = Endpoint::new(prepared, slots, link, &connection, peer.clone()).map_err(named)?;
-    Ok((place, endpoint))
+    Ok((planned, endpoint))
 }
 
 /// Whether RDMA can be used here. Errors, which say what is missing: [`Kind::Unsupported`]: no verbs library, with the

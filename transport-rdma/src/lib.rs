@@ -22,20 +22,10 @@
 //!
 //! ```
 //! # #[cfg(feature = "testing")] {
-//! use nuvec_transport::{Channel, ControlHandler, Error, Fabric, LinkId, Links, Outbox, Peer, conformance};
+//! use nuvec_transport::{Channel, Fabric, Links, Silent, conformance};
 //! use nuvec_transport_rdma::{RdmaFabric, Topology, connect_with_listeners, fake::Network};
 //! use nuvec_transport_tcp::Address;
-//! use std::{net::TcpListener, time::Duration};
-//!
-//! /// A handler that says nothing; `nuvec_collectives::Control` is one that does.
-//! struct Silent;
-//! impl ControlHandler for Silent {
-//!     fn link_up(&mut self, _: LinkId, _: &Peer, _: Duration, _: &mut Outbox) {}
-//!     fn message(&mut self, _: LinkId, _: &[u8], _: Duration, _: &mut Outbox) {}
-//!     fn link_ended(&mut self, _: LinkId, _: &Error, _: Duration, _: &mut Outbox) {}
-//!     fn forming_failed(&mut self, _: &Error, _: Duration, _: &mut Outbox) {}
-//!     fn tick(&mut self, _: Duration, _: &mut Outbox) {}
-//! }
+//! use std::net::TcpListener;
 //!
 //! let network = Network::new(2);
 //! let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -44,6 +34,7 @@
 //! let devices = [vec![vec![], vec!["fake0".to_string()]], vec![vec!["fake1".to_string()], vec![]]];
 //! // Over real devices, and on several machines, every rank calls `connect` with `Options::default()`.
 //! let form = |rank, listeners| -> RdmaFabric {
+//!     // `nuvec_collectives::Control` is a handler that says something.
 //!     let options = network.options();
 //!     connect_with_listeners(listeners, &coordinator, &devices, rank, Topology::Mesh, &options, Box::new(Silent)).unwrap()
 //! };

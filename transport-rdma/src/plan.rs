@@ -1,4 +1,4 @@
-//! Which queue pairs a rank has: from the matrix of devices to a list of places. Nothing is opened here.
+//! Which queue pairs a rank has: from the matrix of devices to a plan. Nothing is opened here.
 
 use nuvec_transport::{Error, Kind, Result};
 
@@ -39,7 +39,7 @@ impl Role {
 
 /// A queue pair to be made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Planned {
     pub(crate) peer: usize,
     pub(crate) role: Role,
     /// Which of several of the same role to the same peer.
@@ -48,7 +48,7 @@ pub(crate) struct Place {
 }
 
 /// The queue pairs of `rank`. Errors: [`Kind::Misuse`]: the matrix is not one of this topology, naming row and column.
-pub(crate) fn places(devices: &[Vec<Vec<String>>], rank: usize, topology: Topology) -> Result<Vec<Place>> {
+pub(crate) fn plan(devices: &[Vec<Vec<String>>], rank: usize, topology: Topology) -> Result<Vec<Planned>> {
     let size = devices.len();
     let misuse = |what: String| Err(Error::new(Kind::Misuse, what).with_rank(rank));
     if rank >= size {
@@ -59,8 +59,8 @@ pub(crate) fn places(devices: &[Vec<Vec<String>>], rank: usize, topology: Topolo
     }
     let right = (rank + 1) % size;
     let left = (rank + size - 1) % size;
-    let place = |peer, role, index, device: &String| Place { peer, role, index, device: device.clone() };
-    let mut places = Vec::new();
+    let planned = |peer, role, index, device: &String| Planned { peer, role, index, device: device.clone() };
+    let mut plan = Vec::new();
     match topology {
         _ if size == 1 => {}
         Topology::Mesh => {
@@ -68,8 +68,8 @@ pub(crate) fn places(devices: &[Vec<Vec<String>>], rank: usize, topology: Topolo
                 let Some(device) = devices[rank][peer].first() else {
                     return misuse(format!("a mesh needs a device at row {rank}, column {peer} of the matrix"));
                 };
-                places.push(place(peer, Role::Mesh, 0, device));
-                places.push(place(peer, Role::Stream, 0, device));
+                plan.push(planned(peer, Role::Mesh, 0, device));
+                plan.push(planned(peer, Role::Stream, 0, device));
             }
         }
         Topology::Ring => {
@@ -87,16 +87,16 @@ pub(crate) fn places(devices: &[Vec<Vec<String>>], rank: usize, topology: Topolo
             }
             for (peer, role) in [(right, Role::Right), (left, Role::Left)] {
                 let lanes = devices[rank][peer].iter().enumerate();
-                places.extend(lanes.map(|(index, device)| place(peer, role, index, device)));
+                plan.extend(lanes.map(|(index, device)| planned(peer, role, index, device)));
             }
             // With two ranks, both neighbours are one.
             let neighbours = if left == right { vec![right] } else { vec![right, left] };
             for peer in neighbours {
-                places.extend(devices[rank][peer].first().map(|device| place(peer, Role::Stream, 0, device)));
+                plan.extend(devices[rank][peer].first().map(|device| planned(peer, Role::Stream, 0, device)));
             }
         }
     }
-    Ok(places)
+    Ok(plan)
 }
 
 #[cfg(test)]
@@ -118,20 +118,21 @@ mod tests {
             for size in 1..6 {
                 for count in 1..4 {
                     let devices = matrix(size, count, |row, column| row != column);
-                    let all: Vec<_> = (0..size).map(|rank| places(&devices, rank, topology).unwrap()).collect();
+                    let all: Vec<_> = (0..size).map(|rank| plan(&devices, rank, topology).unwrap()).collect();
                     for (rank, of_rank) in all.iter().enumerate() {
-                        for place in of_rank {
-                            let other = |other: &&Place| {
-                                (other.peer, other.role, other.index) == (rank, place.role.counterpart(), place.index)
+                        for planned in of_rank {
+                            let other = |other: &&Planned| {
+                                (other.peer, other.role, other.index)
+                                    == (rank, planned.role.counterpart(), planned.index)
                             };
                             assert_eq!(
-                                all[place.peer].iter().filter(other).count(),
+                                all[planned.peer].iter().filter(other).count(),
                                 1,
-                                "{topology:?} {size} {place:?}"
+                                "{topology:?} {size} {planned:?}"
                             );
                         }
                     }
-                    let links = all[0].iter().filter(|place| place.role != Role::Stream).count();
+                    let links = all[0].iter().filter(|planned| planned.role != Role::Stream).count();
                     let expected = match topology {
                         _ if size == 1 => 0,
                         Topology::Mesh => size - 1,
@@ -146,7 +147,7 @@ mod tests {
     #[test]
     fn a_matrix_that_does_not_fit_is_an_error_with_row_and_column() {
         let line = |devices: &[Vec<Vec<String>>], rank, topology| {
-            let e = places(devices, rank, topology).unwrap_err();
+            let e = plan(devices, rank, topology).unwrap_err();
             assert_eq!(e.kind(), Kind::Misuse);
             e.to_string()
         };

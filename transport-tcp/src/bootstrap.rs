@@ -214,7 +214,7 @@ impl Bootstrap {
     /// From now on the service thread calls `work` whenever it wakes, and at the latest after the time that `work` returned
     /// the last time. It must not block. It is dropped when the links are closed, and at once in a group of one rank, which
     /// has no such thread. A second one takes the place of the first.
-    pub fn attend(&self, work: Box<dyn FnMut() -> Option<Duration> + Send>) {
+    pub fn attend(&self, work: Box<dyn FnMut() -> Duration + Send>) {
         if let Some(remote) = &self.remote {
             remote.mailbox.send(Command::Own(StarCommand::Attend(work)));
         }

@@ -21,21 +21,9 @@
 //! Two ranks in one process, each of which sends a byte to its right:
 //!
 //! ```
-//! use nuvec_transport::{
-//!     Channel, ControlHandler, Deadline, Error, Fabric, LinkId, Outbox, Peer, Receiver, Sender, wait_any,
-//! };
+//! use nuvec_transport::{Channel, Deadline, Fabric, Receiver, Sender, Silent, wait_any};
 //! use nuvec_transport_tcp::{Address, Options, connect_with_listeners};
 //! use std::{io::IoSlice, net::TcpListener, time::Duration};
-//!
-//! /// A handler that says nothing; `nuvec_collectives::Control` is one that does.
-//! struct Silent;
-//! impl ControlHandler for Silent {
-//!     fn link_up(&mut self, _: LinkId, _: &Peer, _: Duration, _: &mut Outbox) {}
-//!     fn message(&mut self, _: LinkId, _: &[u8], _: Duration, _: &mut Outbox) {}
-//!     fn link_ended(&mut self, _: LinkId, _: &Error, _: Duration, _: &mut Outbox) {}
-//!     fn forming_failed(&mut self, _: &Error, _: Duration, _: &mut Outbox) {}
-//!     fn tick(&mut self, _: Duration, _: &mut Outbox) {}
-//! }
 //!
 //! // Ports that the system chooses; on several machines, every rank calls `connect` with one list of addresses.
 //! let listeners: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
@@ -47,6 +35,7 @@
 //!         let nodes = &nodes;
 //!         scope.spawn(move || {
 //!             let options = Options::default().timeout(Duration::from_secs(10));
+//!             // `nuvec_collectives::Control` is a handler that says something.
 //!             let fabric =
 //!                 connect_with_listeners(vec![listener], nodes, rank, &options, Box::new(Silent)).unwrap();
 //!

@@ -61,6 +61,18 @@ pub trait ControlHandler: Send {
     }
 }
 
+/// A handler that says nothing and minds nothing: for the channels of a fabric alone, as in tests and examples.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl ControlHandler for Silent {
+    fn link_up(&mut self, _: LinkId, _: &Peer, _: Duration, _: &mut Outbox) {}
+    fn message(&mut self, _: LinkId, _: &[u8], _: Duration, _: &mut Outbox) {}
+    fn link_ended(&mut self, _: LinkId, _: &Error, _: Duration, _: &mut Outbox) {}
+    fn forming_failed(&mut self, _: &Error, _: Duration, _: &mut Outbox) {}
+    fn tick(&mut self, _: Duration, _: &mut Outbox) {}
+}
+
 /// The connections of a ring: one channel per connection to each neighbour, connection `i` of one rank's `right` being
 /// connection `i` of its right neighbour's `left`.
 #[derive(Debug)]

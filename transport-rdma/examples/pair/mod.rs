@@ -4,7 +4,7 @@ use std::error::Error;
 use std::net::TcpListener;
 use std::time::Duration;
 
-use nuvec_transport::{ControlHandler, Fabric, LinkId, Outbox, Peer};
+use nuvec_transport::{Fabric, Silent};
 use nuvec_transport_rdma::{Options, QueuePairs, RdmaChannel, RdmaFabric, Topology, connect_with_listeners, devices};
 use nuvec_transport_tcp::Address;
 
@@ -18,17 +18,6 @@ pub(crate) fn names(mut names: Vec<String>) -> Result<[String; 2], Box<dyn Error
         [first, second] => Ok([first.clone(), second.clone()]),
         _ => Err("name two devices, or one".into()),
     }
-}
-
-/// A handler that says nothing.
-struct Silent;
-
-impl ControlHandler for Silent {
-    fn link_up(&mut self, _: LinkId, _: &Peer, _: Duration, _: &mut Outbox) {}
-    fn message(&mut self, _: LinkId, _: &[u8], _: Duration, _: &mut Outbox) {}
-    fn link_ended(&mut self, _: LinkId, _: &nuvec_transport::Error, _: Duration, _: &mut Outbox) {}
-    fn forming_failed(&mut self, _: &nuvec_transport::Error, _: Duration, _: &mut Outbox) {}
-    fn tick(&mut self, _: Duration, _: &mut Outbox) {}
 }
 
 /// Two ranks, in this process, that are joined by these devices.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use nuvec_transport::{Error, Fabric, Kind};
+use nuvec_transport::{Error, Fabric, Kind, Silent};
 use nuvec_transport_rdma::fake::{Device, Network};
 use nuvec_transport_rdma::{Options, QueuePairs, Topology};
 

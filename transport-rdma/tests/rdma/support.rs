@@ -3,9 +3,7 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use nuvec_transport::{
-    Channel, ControlHandler, Deadline, Error, Fabric, LinkId, Links, Outbox, Peer, Receiver, Result, Sender, wait_any,
-};
+use nuvec_transport::{Channel, Deadline, Error, Fabric, Links, Receiver, Result, Sender, Silent, wait_any};
 use nuvec_transport_rdma::fake::{Live, Network};
 use nuvec_transport_rdma::{
     Options, QueuePairs, RdmaChannel, RdmaFabric, RdmaReceiver, RdmaSender, Topology, connect_with_listeners,
@@ -17,17 +15,6 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Both types of queue pair.
 pub(crate) const TYPES: [QueuePairs; 2] = [QueuePairs::Reliable, QueuePairs::Unreliable];
-
-/// A handler that says nothing.
-pub(crate) struct Silent;
-
-impl ControlHandler for Silent {
-    fn link_up(&mut self, _: LinkId, _: &Peer, _: Duration, _: &mut Outbox) {}
-    fn message(&mut self, _: LinkId, _: &[u8], _: Duration, _: &mut Outbox) {}
-    fn link_ended(&mut self, _: LinkId, _: &Error, _: Duration, _: &mut Outbox) {}
-    fn forming_failed(&mut self, _: &Error, _: Duration, _: &mut Outbox) {}
-    fn tick(&mut self, _: Duration, _: &mut Outbox) {}
-}
 
 /// The matrix in which rank `r` reaches every other by `connections` times the device fake`r`.
 pub(crate) fn matrix(size: usize, connections: usize) -> Vec<Vec<Vec<String>>> {

@@ -24,7 +24,7 @@ use crate::link::{Frame, FrameKind};
 const MOST_AHEAD: usize = 64 << 10;
 
 /// What is called whenever the thread wakes: see [`Bootstrap::attend`](super::Bootstrap::attend).
-pub(super) type Work = Box<dyn FnMut() -> Option<Duration> + Send>;
+pub(super) type Work = Box<dyn FnMut() -> Duration + Send>;
 
 /// What the service thread of a star is asked.
 pub(super) enum StarCommand {
@@ -143,7 +143,8 @@ impl Star {
 
     fn attend(&mut self) {
         if let Some(work) = &mut self.work {
-            self.work_due = work().map(|pause| Instant::now() + pause.min(Duration::from_secs(3600)));
+            let pause = work();
+            self.work_due = Instant::now().checked_add(pause);
         }
     }
 

@@ -480,7 +480,7 @@ fn what_is_attended_is_called_at_its_time_and_at_a_kick_and_dropped_at_the_end()
     let count = Arc::clone(&calls);
     ranks[1].attend(Box::new(move || {
         count.fetch_add(1, Ordering::SeqCst);
-        Some(Duration::from_millis(5))
+        Duration::from_millis(5)
     }));
     // More than the ticks of a second.
     let began = Instant::now();
@@ -489,7 +489,7 @@ fn what_is_attended_is_called_at_its_time_and_at_a_kick_and_dropped_at_the_end()
     let count = Arc::clone(&calls);
     ranks[1].attend(Box::new(move || {
         count.fetch_add(1000, Ordering::SeqCst);
-        None
+        Duration::MAX
     }));
     wait(1000);
     ranks[1].kick();
