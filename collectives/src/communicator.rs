@@ -27,6 +27,9 @@ use crate::{DType, Reduction};
 /// to 92, 64 KiB 131 to 131, 128 KiB 244 to 169.
 const SHORT: usize = 32 << 10;
 
+/// The longest that closing lets a transport wait for what was sent to arrive. Where a kernel sees to that, it takes no time.
+const CLOSE: Duration = Duration::from_secs(5);
+
 /// How a [`Communicator`] waits and works.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
@@ -387,8 +390,8 @@ impl<F: Fabric> Communicator<F> {
         self.members.get(rank).copied()
     }
 
-    /// Ends the group on this rank: closes its connections and, of the group of all ranks, the control links, within a
-    /// second. Later calls fail with [`Kind::Closed`]; so do those of the groups that were split from the group of all.
+    /// Ends the group on this rank: closes its connections and, of the group of all ranks, the control links, within about a
+    /// second; over a transport that must see to it itself that what was sent arrives, such as RDMA, up to five. Later calls fail with [`Kind::Closed`]; so do those of the groups that were split from the group of all.
     /// Ranks that still need this one's bytes fail with an error that names it.
     pub fn close(&self) {
         let closed = Error::new(Kind::Closed, "the group was closed by this process").with_rank(self.fabric.rank());
@@ -398,7 +401,7 @@ impl<F: Fabric> Communicator<F> {
         self.group.poison(closed);
         Self::drop_connections(&mut self.inner.lock());
         if self.id == GroupId::ROOT {
-            self.fabric.close(Deadline::after(GRACE));
+            self.fabric.close(Deadline::after(CLOSE));
         }
     }
 }

@@ -218,7 +218,7 @@ pub fn init_with(nodes: &[Vec<String>], rank: usize, options: &Options) -> Resul
 }
 
 /// Closes every group of this process, with those split from it: connections, threads and memory go, within about a
-/// second per group of all ranks. Calls in progress and later ones fail with "closed", and [`init`] still returns the
+/// second per group of all ranks (JACCL: up to five, while something that was sent has not arrived). Calls in progress and later ones fail with "closed", and [`init`] still returns the
 /// group that it made. Ranks that still need this one's bytes fail and name it. In a forked child it leaves the parent's
 /// groups alone. A process may also just exit.
 pub fn shutdown() {

@@ -72,7 +72,7 @@ impl Session {
     }
 
     /// Closes the group on this rank, and the groups that were split from it: their connections, threads and memory go,
-    /// within about a second. Calls in progress and later ones fail with "closed". Ranks that still need this one's bytes
+    /// within about a second (JACCL: up to five, while something that was sent has not arrived). Calls in progress and later ones fail with "closed". Ranks that still need this one's bytes
     /// fail and name it. Calling it again, or in a forked child, does nothing.
     pub fn close(&self) {
         if let Some(root) = &self.root {

@@ -78,7 +78,7 @@ fn form(
     let plan = plan(devices, rank, topology)?;
     let unconnected = prepare(plan, options).map_err(|e| e.with_rank(rank))?;
     let offers: Vec<_> = unconnected.iter().map(|queue_pair| queue_pair.offer).collect();
-    let registry = Arc::new(Registry::default());
+    let registry = Registry::new();
     let watch = Watch { inner: handler, registry: Arc::clone(&registry) };
     let bootstrap = meet(&card::encode(&offers), Box::new(watch))?;
 

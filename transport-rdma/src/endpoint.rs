@@ -23,9 +23,9 @@ const BUSY: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(50);
 
 /// How long an end whose halves are gone goes on, for what it has still to say.
-const LINGER: Duration = Duration::from_secs(5);
+pub(crate) const LINGER: Duration = Duration::from_secs(5);
 
-/// How long what a peer sent before its process ended may take to arrive.
+/// How long what a peer sent before its process ended may take to arrive, or the next of it.
 const DRAIN: Duration = Duration::from_millis(500);
 
 /// One of a channel's halves.
@@ -104,6 +104,7 @@ impl Endpoint {
             receiver_gone: false,
             gone: None,
             ended: None,
+            arrived: false,
             unacknowledged: None,
             done: Vec::new(),
             peer: peer.clone(),
@@ -272,18 +273,22 @@ impl Endpoint {
         let since =
             |message| state.unacknowledged.filter(|(before, _)| *before == message).map_or(now, |(_, since)| since);
         state.unacknowledged = state.link.unacknowledged().map(|message| (message, since(message)));
+        if std::mem::take(&mut state.arrived)
+            && let Some((ended, _)) = &mut state.ended
+        {
+            *ended = now;
+        }
         if let Some((ended, why)) = &state.ended
             && now > *ended + DRAIN
         {
             let why = why.clone();
             state.fail(why);
         }
-        let said = state.link.drained();
         // A peer that neither reads nor sends any more waits for nothing.
         let unheard = state.gone.is_some() && state.link.peer_stopped() && state.link.ended();
-        let quiet = state.failure.is_some() || said || unheard;
+        let quiet = !state.has_more_to_say() || unheard;
         if let Some(gone) = state.gone
-            && (quiet || now > gone + LINGER)
+            && (quiet || now > gone + LINGER || state.unacknowledged.is_some_and(|(_, since)| now > since + LINGER))
         {
             return None;
         }
@@ -302,6 +307,12 @@ impl Endpoint {
         let message = state.link.unacknowledged();
         let seen = state.unacknowledged.filter(|(seen, _)| message == Some(*seen));
         seen.map_or(Duration::ZERO, |(_, since)| state.began.elapsed().saturating_sub(since))
+    }
+
+    /// Whether something that was sent is still under way, and may arrive.
+    pub(crate) fn has_more_to_say(&self) -> bool {
+        let state = self.state.lock();
+        state.has_more_to_say() && !state.link.peer_stopped()
     }
 
     /// Whether both halves are gone.

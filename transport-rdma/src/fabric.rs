@@ -10,15 +10,13 @@ use nuvec_transport_tcp::bootstrap::Bootstrap;
 use parking_lot::Mutex;
 
 use crate::channel::{RdmaChannel, RdmaReceiver, RdmaSender};
+use crate::endpoint::LINGER;
 use crate::registry::Registry;
-
-/// The longest that dropping a fabric waits.
-const CLOSE: Duration = Duration::from_secs(1);
 
 /// A formed group of ranks over RDMA. See [`connect`](crate::connect).
 ///
 /// It has no further groups ([`Fabric::open_ring`] is refused), and streams between ranks that queue pairs join: all of a
-/// mesh, neighbours of a ring. Dropping it closes it, as [`close`](Fabric::close) does with a deadline of one second.
+/// mesh, neighbours of a ring. Dropping it closes it, as [`close`](Fabric::close) does with a deadline of five seconds.
 pub struct RdmaFabric {
     /// Channels first: their last words go out before the ends of the links to the others.
     links: Mutex<Option<Links<RdmaChannel>>>,
@@ -97,7 +95,7 @@ impl fmt::Debug for RdmaFabric {
 
 impl Drop for RdmaFabric {
     fn drop(&mut self) {
-        self.close(Deadline::after(CLOSE));
+        self.close(Deadline::after(LINGER));
     }
 }
 

@@ -1,23 +1,68 @@
 //! [`Registry`]: the ends that the service thread looks after.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
 
 use nuvec_transport::{ControlHandler, Deadline, Error, LinkId, Outbox, Peer};
 use parking_lot::Mutex;
 
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, LINGER};
+use crate::sys::at_exit;
 
 /// How soon the service thread looks again when there is nothing to look after.
 const IDLE: Duration = Duration::from_secs(1);
 
+/// Every registry of the process that may have something to say.
+static ALL: Mutex<Vec<Weak<Registry>>> = Mutex::new(Vec::new());
+
 /// Every end of a group, until its halves are gone and there is nothing left to say.
-#[derive(Default)]
 pub(crate) struct Registry {
     ends: Mutex<Vec<Arc<Endpoint>>>,
+    /// The process that it is of: in a forked child its locks may be held for ever.
+    process: u32,
+}
+
+/// A process may exit once its last call has returned. What that call sent is with the device then, which resends what is
+/// lost, and on unreliable queue pairs with us: both end with the process, where a kernel's sockets would go on. So the
+/// exit waits for what is under way.
+extern "C" fn linger_at_exit() {
+    // A panic must not go on into C.
+    let lingered = std::panic::catch_unwind(|| {
+        let Some(mut all) = ALL.try_lock_for(LINGER) else { return };
+        let open: Vec<_> = all.drain(..).filter_map(|registry| registry.upgrade()).collect();
+        drop(all);
+        let deadline = Deadline::after(LINGER);
+        open.iter().filter(|registry| registry.process == std::process::id()).for_each(|r| r.linger(deadline));
+    });
+    drop(lingered);
 }
 
 impl Registry {
+    pub(crate) fn new() -> Arc<Self> {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            if !at_exit(linger_at_exit) {
+                tracing::warn!("atexit: the process will not wait for what it has sent when it exits");
+            }
+        });
+        let this = Arc::new(Self { ends: Mutex::default(), process: std::process::id() });
+        let mut all = ALL.lock();
+        all.retain(|registry| registry.strong_count() > 0);
+        all.push(Arc::downgrade(&this));
+        this
+    }
+
+    /// Waits until everything that was sent has arrived, or cannot, or the deadline passes.
+    fn linger(&self, deadline: Deadline) {
+        while !deadline.expired() {
+            self.attend();
+            if !self.ends.lock().iter().any(|end| end.has_more_to_say()) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub(crate) fn add(&self, endpoint: &Arc<Endpoint>) {
         self.ends.lock().push(Arc::clone(endpoint));
     }

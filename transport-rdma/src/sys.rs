@@ -15,12 +15,14 @@
 )]
 #[rustfmt::skip]
 pub(crate) mod bindings;
+mod exit;
 mod load;
 
 use std::ffi::c_int;
 use std::{fmt, io};
 
 use bindings as b;
+pub(crate) use exit::at_exit;
 
 /// The functions of a verbs library, or of the fake that stands in for one.
 ///

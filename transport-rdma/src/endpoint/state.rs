@@ -29,6 +29,8 @@ pub(super) struct State {
     pub(super) gone: Option<Duration>,
     /// When the peer's process was seen to end, and how that shows.
     pub(super) ended: Option<(Duration, Error)>,
+    /// Something has arrived since the service thread last came by.
+    pub(super) arrived: bool,
     /// A message that the other end has not acknowledged, and since when the service thread has seen so.
     pub(super) unacknowledged: Option<(u64, Duration)>,
     pub(super) done: Vec<Completion>,
@@ -64,6 +66,10 @@ impl State {
         if !self.reliable {
             self.clock = self.began.elapsed();
         }
+    }
+
+    pub(super) fn has_more_to_say(&self) -> bool {
+        self.failure.is_none() && !self.link.drained()
     }
 
     pub(super) fn error(&self, kind: Kind, what: &'static str) -> Error {
@@ -118,6 +124,7 @@ impl State {
                 self.link.completed(index, now).map_err(Error::from)
             }
             Work::Receive => {
+                self.arrived = true;
                 let index = index.checked_sub(self.sends.len()).ok_or_else(|| astray(index))?;
                 let place = self.receives.get_mut(index).ok_or_else(|| astray(index))?;
                 let slot = place.insert(completion.slot);
