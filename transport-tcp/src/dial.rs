@@ -55,6 +55,11 @@ fn silent(at: &str, peer: &Peer, why: &str) -> Error {
     Error::new(Kind::TimedOut, format!("did not answer{at}: {why}")).with_advice(advice)
 }
 
+/// A peer whose name the resolver does not know, or not in time.
+fn unresolved(why: &str) -> Error {
+    Error::new(Kind::TimedOut, format!("could not be resolved: {why}")).with_advice("check the name, or use the address")
+}
+
 /// Where a dial went, unless that is what its peer is called.
 fn at(name: &Address, address: SocketAddr) -> String {
     if name.to_string() == address.to_string() { String::new() } else { format!(" at {address}") }
@@ -152,7 +157,7 @@ impl Dial {
                         self.next_address(now, pending);
                     }
                     Some(Err(text)) => {
-                        self.failure = Some(Error::new(Kind::TimedOut, format!("could not be resolved: {text}")));
+                        self.failure = Some(unresolved(&text));
                         self.rest_awhile(now);
                     }
                 },
@@ -218,24 +223,29 @@ impl Dial {
 
     /// Why it does not stand, with how often and how long it was tried.
     pub(crate) fn error(&self, now: Instant) -> Error {
-        let failure = self.failure.clone().unwrap_or_else(|| Error::new(Kind::TimedOut, self.under_way()));
+        let failure = self.failure.clone().unwrap_or_else(|| self.under_way());
         let seconds = now.saturating_duration_since(self.began).as_secs_f64();
         let tried = match self.tries {
             0 | 1 if matches!(failure.kind(), Kind::Rejected(_)) => String::new(),
+            // Without an address there was nothing to try.
+            0 => format!(" (for {seconds:.1} s)"),
             tries => format!(" (tried {tries} time{} in {seconds:.1} s)", if tries == 1 { "" } else { "s" }),
         };
         let what = format!("{}{tried}", failure.what());
         failure.with_what(what).with_peer(&self.peer)
     }
 
-    /// What a dial that has not failed yet waits for; it follows the peer's name.
-    fn under_way(&self) -> &'static str {
-        match &self.state {
+    /// What a dial that has not failed yet waits for, as a failure.
+    fn under_way(&self) -> Error {
+        let what = match &self.state {
+            State::Resolving => return unresolved("the resolver did not answer"),
+            State::Connecting { address, .. } => {
+                return silent(&at(&self.address, *address), &self.peer, "nothing came back");
+            }
             State::Resting { .. } => "was not dialled",
-            State::Resolving => "could not be resolved: the resolver did not answer",
-            State::Connecting { .. } => "did not answer: nothing came back",
             State::Greeting { hello, .. } => hello.unanswered(),
-        }
+        };
+        Error::new(Kind::TimedOut, what)
     }
 
     fn failed(&mut self, now: Instant, failure: Error, pending: &mut Pending) {

@@ -151,5 +151,9 @@ fn a_name_that_does_not_resolve_is_said_to() {
     let nodes = [addresses("127.0.0.1", &own), vec![Address::new(&host, 5000)]];
     let e = connect_with_listeners(own, &nodes, 0, &short(), Box::new(Notes::default())).unwrap_err();
     assert_eq!(e.kind(), Kind::TimedOut, "{e}");
-    assert!(e.to_string().contains(&format!("rank 1 ({host}:5000) could not be resolved")), "{e}");
+    let line = e.to_string();
+    assert!(line.contains(&format!("rank 1 ({host}:5000) could not be resolved: ")), "{line}");
+    // No address was ever tried, so none is counted.
+    assert!(!line.contains("tried") && line.contains("(for 1.2 s)"), "{line}");
+    assert!(line.ends_with("; check the name, or use the address"), "{line}");
 }
