@@ -57,7 +57,8 @@ fn silent(at: &str, peer: &Peer, why: &str) -> Error {
 
 /// A peer whose name the resolver does not know, or not in time.
 fn unresolved(why: &str) -> Error {
-    Error::new(Kind::TimedOut, format!("could not be resolved: {why}")).with_advice("check the name, or use the address")
+    Error::new(Kind::TimedOut, format!("could not be resolved: {why}"))
+        .with_advice("check the name, or use the address")
 }
 
 /// Where a dial went, unless that is what its peer is called.

@@ -1,6 +1,6 @@
 //! A group that forms: what is there of it, and what to say when something stays missing.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nuvec_transport::{Error, Kind, RingLinks};
 
@@ -9,9 +9,14 @@ use crate::channel::TcpChannel;
 use crate::context::Context;
 use crate::control::{ControlLinks, FROM_LEFT, TO_RIGHT};
 
+/// The most that a rank waits beyond its time for a word of one that knows more, and of its time-out at most that part.
+const PATIENCE: (Duration, u32) = (Duration::from_secs(1), 6);
+
 /// What is there of a group that forms.
 pub(crate) struct Forming {
     pub(crate) deadline: Instant,
+    /// When a rank gives up that does not know why another is missing.
+    pub(crate) patience: Instant,
     pub(crate) cards: Cards,
     right: Vec<Option<TcpChannel>>,
     left: Vec<Option<TcpChannel>>,
@@ -20,7 +25,8 @@ pub(crate) struct Forming {
 impl Forming {
     pub(crate) fn new(context: &Context, cards: Cards, deadline: Instant) -> Self {
         let none = || (0..context.connections).map(|_| None).collect();
-        Self { deadline, cards, right: none(), left: none() }
+        let patience = deadline + PATIENCE.0.min(context.options.timeout / PATIENCE.1);
+        Self { deadline, patience, cards, right: none(), left: none() }
     }
 
     /// Takes a ring connection that this rank dialled.
@@ -78,19 +84,27 @@ impl Forming {
         control: &ControlLinks,
         unreached: Option<Error>,
         refused: &Refusals,
-        now: Instant,
     ) -> Error {
-        let seconds = now.saturating_duration_since(context.began).as_secs_f64();
+        let seconds = context.options.timeout.as_secs_f64();
         let mut missing = self.cards.missing();
         let owes = self.left_owes(context, control).map(|owes| {
-            let what = format!("{owes} within {seconds:.1} s");
-            Error::new(Kind::TimedOut, what).with_peer(&context.peer(context.left(), 0))
+            let (rank, left) = (context.rank, context.left());
+            let owes =
+                Error::new(Kind::TimedOut, format!("{owes} within {seconds:.1} s")).with_peer(&context.peer(left, 0));
+            match control.is_up(FROM_LEFT) {
+                true => owes,
+                false => owes.with_advice(format!(
+                    "is rank {left} started, and does the firewall of rank {rank} let the port in?"
+                )),
+            }
         });
         let (first, mut notes) = in_order(unreached, owes, refused.text(context.rank));
         let first = first.unwrap_or_else(|| match missing.first() {
             Some(&rank) => {
-                let what = format!("is not there: no word of it came round within {seconds:.1} s");
-                Error::new(Kind::TimedOut, what).with_peer(&context.peer(rank, 0))
+                let advice = format!("is rank {rank} started, and does its firewall let the port in?");
+                Error::new(Kind::TimedOut, format!("has not joined within {seconds:.1} s"))
+                    .with_peer(&context.peer(rank, 0))
+                    .with_advice(advice)
             }
             None => {
                 let rank = self.cards.unready().first().copied().unwrap_or(context.rank);
@@ -100,9 +114,9 @@ impl Forming {
         });
         missing.retain(|&rank| first.peer().is_none_or(|peer| peer.rank != rank));
         if !missing.is_empty() {
-            let plural = if missing.len() == 1 { "" } else { "s" };
+            let (plural, have) = if missing.len() == 1 { ("", "has") } else { ("s", "have") };
             let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
-            notes.push(format!("no word came of rank{plural} {}", missing.join(", ")));
+            notes.push(format!("rank{plural} {} {have} not joined", missing.join(", ")));
         }
         with_notes(first, notes).with_rank(context.rank)
     }
@@ -120,7 +134,12 @@ pub(crate) fn in_order(
         (None, owes) => (owes, None),
         both => both,
     };
-    (first, refused.into_iter().chain(second.map(|e| e.to_string())).collect())
+    // The advice of the first is enough, and the line ends with it.
+    let second = second.map(|e| match e.peer() {
+        Some(peer) => format!("{peer} {}", e.what()),
+        None => e.what().to_owned(),
+    });
+    (first, refused.into_iter().chain(second).collect())
 }
 
 /// `error` with more that is known about it in its line.
@@ -154,6 +173,11 @@ impl Refusals {
         } else {
             self.further += 1;
         }
+    }
+
+    /// Whether nothing was refused.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.proved.is_empty() && self.others.is_empty()
     }
 
     /// All that rank `by` refused in one line, if there is anything.

@@ -75,7 +75,7 @@ impl Service {
     pub(crate) fn run(mut self) {
         self.dial_right(Purpose::Control, Instant::now());
         while self.base.goes_on() {
-            let timers = [self.dials.timer(), self.rings.timer(), self.forming_timer()];
+            let timers = [self.dials.timer(), self.rings.timer(), self.forming_timer(Instant::now())];
             let ready = self.base.wait(timers, self.dials.sources());
             let now = Instant::now();
             for command in self.base.obey(now) {
@@ -136,7 +136,8 @@ impl Service {
         let open = context.open(role, index, to, NO_SESSION, 0);
         let address = context.nodes[to][index].clone();
         // A moment more than forming has: forming's own end tells the whole story.
-        let deadline = self.forming_timer().unwrap_or(now) + Duration::from_secs(1);
+        let forming = if let Phase::Forming(forming) = &self.phase { forming.patience } else { now };
+        let deadline = forming + Duration::from_secs(1);
         self.dials.add(purpose, Dial::new(context.peer(to, index), address, Some(open), now, deadline));
     }
 

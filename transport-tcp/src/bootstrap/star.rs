@@ -329,7 +329,7 @@ impl Star {
             return dial.error(now);
         }
         let what = match () {
-            () if *own != 0 => format!("is not there: no word of it came from rank 0 within {seconds:.1} s"),
+            () if *own != 0 => format!("is not there: it has not joined within {seconds:.1} s"),
             () if self.meeting.began(first) => format!("did not finish its card within {seconds:.1} s"),
             () if self.base.control.up(first).is_some() => format!("connected, but sent no card within {seconds:.1} s"),
             () => format!("is not there: it did not connect to rank 0 at {coordinator} within {seconds:.1} s"),

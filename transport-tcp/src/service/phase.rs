@@ -34,9 +34,10 @@ pub(super) enum Phase {
 
 impl Service {
     /// When forming must be over, while it is not.
-    pub(super) fn forming_timer(&self) -> Option<Instant> {
+    pub(super) fn forming_timer(&self, now: Instant) -> Option<Instant> {
         match &self.phase {
-            Phase::Forming(forming) => Some(forming.deadline),
+            Phase::Forming(forming) if now < forming.deadline => Some(forming.deadline),
+            Phase::Forming(forming) => Some(forming.patience),
             Phase::Settling { deadline, .. } => Some(*deadline),
             Phase::Formed => None,
         }
@@ -100,8 +101,13 @@ impl Service {
             Phase::Forming(forming) if forming.complete() => self.settle(),
             Phase::Forming(forming) if now >= forming.deadline => {
                 let unreached = self.dials.unreached(Purpose::is_to_right, now);
+                // A rank that dialled the missing one, or refused it, says more: all fail with what is said first.
+                let knows = unreached.is_some() || !self.base.away.refusals.is_empty();
+                if !knows && now < forming.patience {
+                    return;
+                }
                 let error =
-                    forming.timed_out(&self.base.context, &self.base.control, unreached, &self.base.away.refusals, now);
+                    forming.timed_out(&self.base.context, &self.base.control, unreached, &self.base.away.refusals);
                 self.base.fail(with_notes(error, self.base.listeners.shortage()), now);
             }
             _ => {}
@@ -112,7 +118,7 @@ impl Service {
     /// Everything is there.
     fn settle(&mut self) {
         let Phase::Forming(forming) = &mut self.phase else { return };
-        let (summary, ring, deadline) = (forming.cards.summary(), forming.ring(), forming.deadline);
+        let (summary, ring, deadline) = (forming.cards.summary(), forming.ring(), forming.patience);
         self.session = summary.session;
         let formed = Box::new(Formed { summary, ring });
         self.phase = Phase::Settling { targets: self.base.control.targets(), deadline, formed };
