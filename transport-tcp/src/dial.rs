@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::Address;
 use crate::hello::{Dialler, Identity, Open, Refused};
 use crate::pending::Pending;
+use crate::refusals::KEY_ADVICE;
 use crate::resolve::Resolver;
 use crate::socket::{Stream, errno_text, no_descriptors};
 
@@ -34,7 +35,11 @@ const LONG_PAUSE: Duration = Duration::from_secs(1);
 /// name: the peer may begin to listen at another.
 fn refused(refused: Refused, at: &str, alone: bool) -> Hello {
     let Refused { rejection, retry, text } = refused;
-    let failure = Error::new(Kind::Rejected(rejection), if at.is_empty() { text } else { format!("{text} ({at})") });
+    let mut failure =
+        Error::new(Kind::Rejected(rejection), if at.is_empty() { text } else { format!("{text} ({at})") });
+    if rejection == Rejection::Key {
+        failure = failure.with_advice(KEY_ADVICE);
+    }
     let elsewhere = rejection == Rejection::NotNuvec && !alone;
     if retry || elsewhere { Hello::Failed(failure) } else { Hello::Final(failure) }
 }
