@@ -41,3 +41,34 @@ fn a_message_to_a_rank_that_has_left_is_an_error_on_a_stream_that_stands_too() {
         assert_eq!((error.kind(), error.peer().map(|p| p.rank)), (Kind::PeerClosed, Some(1)), "{error}");
     }
 }
+
+#[test]
+fn for_how_long_a_call_waits_is_true_on_its_own_rank_and_on_others() {
+    let groups = form(2);
+    std::thread::scope(|scope| {
+        let before = Instant::now();
+        let hanging = scope.spawn(|| groups[0].barrier());
+        while groups[0].status()[0].calls.is_empty() {
+            assert!(before.elapsed() < Duration::from_secs(10));
+            std::thread::yield_now();
+        }
+        let begun = Instant::now();
+        // Reports come now and then; the times are right in between, too.
+        for of in [0, 1].into_iter().cycle().take(30) {
+            std::thread::sleep(Duration::from_millis(70));
+            let least = begun.elapsed();
+            let status = groups[of].status();
+            let most = before.elapsed();
+            let Some(call) = status[0].calls.first() else {
+                assert_eq!(of, 1, "its own call");
+                continue;
+            };
+            // A report takes a moment on its way.
+            let late = if of == 0 { Duration::ZERO } else { Duration::from_millis(300) };
+            assert!(call.since + late >= least && call.since <= most, "{least:?} {:?} {most:?}", call.since);
+        }
+        assert!(!groups[1].status()[0].calls.is_empty(), "no report has come");
+        groups[1].barrier().unwrap();
+        hanging.join().unwrap().unwrap();
+    });
+}
