@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use crate::drive::has_left;
 use abort::Abort;
 use blame::{Stuck, Verdict};
-use status::{InCall, Table};
+use status::{InCall, State as Said, Table};
 
 pub(crate) use group::GroupState;
 
@@ -202,6 +202,18 @@ impl Control {
         self.shared.state.lock().table.is_gone(rank as u32)
     }
 
+    /// Whether there is no control link any more, so that nothing is heard of any rank.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.shared.state.lock().links.is_empty()
+    }
+
+    /// Notes that `rank` has left, which no control link told.
+    pub(crate) fn has_left(&self, rank: usize) {
+        let mut state = self.shared.state.lock();
+        let now = state.now;
+        state.table.take(vec![status::Entry { rank: rank as u32, counter: 0, state: Said::Gone }], now);
+    }
+
     /// The first of `ranks` that has left, as an error.
     pub(crate) fn left(&self, ranks: &[usize]) -> Option<Error> {
         let state = self.shared.state.lock();
@@ -213,7 +225,7 @@ impl Control {
     /// there is no control link any more, any rank that has left is why nothing is heard.
     pub(crate) fn missing(&self, ranks: &[usize], patience: Duration) -> Option<Error> {
         let all: Vec<_> = (0..self.shared.size()).collect();
-        let cut_off = self.shared.state.lock().links.is_empty();
+        let cut_off = self.is_cut_off();
         self.left(ranks).or_else(|| self.left(&all).filter(|_| cut_off)).or_else(|| {
             let state = self.shared.state.lock();
             let (rank, silence) = ranks.iter().find_map(|&rank| Some((rank, state.silence(rank, patience)?)))?;

@@ -66,6 +66,9 @@ fn unresolved(why: &str) -> Error {
         .with_advice("check the name, or use the address")
 }
 
+/// How long a peer that listened before must refuse to be dialled to have left.
+const LEFT: Duration = Duration::from_secs(1);
+
 /// Where a dial went, unless that is what its peer is called.
 fn at(name: &Address, address: SocketAddr) -> String {
     if name.to_string() == address.to_string() { String::new() } else { format!(" at {address}") }
@@ -105,6 +108,9 @@ pub(crate) struct Dial {
     not_yet_pause: Duration,
     /// The last thing that went wrong, without the peer; its text follows the peer's name.
     failure: Option<Error>,
+    /// Whether the peer has listened before, and does until it leaves; and since when nobody listens there.
+    known: bool,
+    refused_since: Option<Instant>,
     /// Why it cannot go on: this process has no descriptor left.
     starved: Option<Error>,
     /// The addresses that are still to be tried in this round.
@@ -127,11 +133,19 @@ impl Dial {
             pause: SHORT_PAUSE,
             not_yet_pause: NOT_YET_PAUSE,
             failure: None,
+            known: false,
+            refused_since: None,
             starved: None,
             rest: VecDeque::new(),
             alone: true,
             state: State::Resting { until: now },
         }
+    }
+
+    /// The same, to a peer that is of the group already and listens until it leaves: where nobody has listened for a while,
+    /// the dial ends with that.
+    pub(crate) fn of_known_peer(self) -> Self {
+        Self { known: true, ..self }
     }
 
     /// Goes on as far as it can without blocking. `Some` once it is over: the connection, its hello done, or why not.
@@ -148,6 +162,10 @@ impl Dial {
                 return Some(Err(starved));
             }
             if now >= self.deadline {
+                return Some(Err(self.error(now)));
+            }
+            if self.known && self.refused_since.is_some_and(|since| now.saturating_duration_since(since) >= LEFT) {
+                self.failure = Some(Error::new(Kind::PeerClosed, "has left: connection refused"));
                 return Some(Err(self.error(now)));
             }
             match &mut self.state {
@@ -175,7 +193,10 @@ impl Dial {
                     }
                     Err(e) => {
                         let failure = unreached(&at(&self.address, *address), &self.peer, &e);
+                        let refused_since = self.refused_since.unwrap_or(now);
                         self.failed(now, failure, pending);
+                        self.refused_since =
+                            Some(refused_since).filter(|_| e.kind() == io::ErrorKind::ConnectionRefused);
                     }
                     Ok(true) if stream.is_self() => {
                         let failure = silent(&at(&self.address, *address), &self.peer, "nothing listens");
@@ -255,7 +276,7 @@ impl Dial {
     }
 
     fn failed(&mut self, now: Instant, failure: Error, pending: &mut Pending) {
-        self.failure = Some(failure);
+        (self.failure, self.refused_since) = (Some(failure), None);
         self.next_address(now, pending);
     }
 

@@ -151,7 +151,7 @@ impl Service {
             let open = self.base.context.open(Role::P2p, index, to, self.session, group.0);
             let address = self.base.context.nodes[to][index].clone();
             let dial = Dial::new(self.base.context.peer(to, index), address, Some(open), now, deadline.instant());
-            self.dials.add(Purpose::Stripe(key, index), dial);
+            self.dials.add(Purpose::Stripe(key, index), dial.of_known_peer());
         }
     }
 
