@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox, Peer};
 use parking_lot::Mutex;
 
-use crate::drive::has_left;
+use crate::drive::{OUTPUT, has_left};
 use abort::Abort;
 use blame::{Stuck, Verdict};
 use status::{InCall, State as Said, Table};
@@ -278,6 +278,7 @@ impl Control {
             }
         }
         let (rank, text, advice) = match verdict {
+            Verdict::Rank { rank, text } if table.is_gone(rank) => (rank, text, Some(OUTPUT.to_owned())),
             Verdict::Rank { rank, text } => (rank, text, advice),
             Verdict::Deadlock { text, .. } => {
                 let advice = "have one of them receive before it sends, or send what the others wait for";

@@ -123,9 +123,12 @@ impl Watch<'_> {
     }
 }
 
+/// What to do about a rank that is not there any more.
+pub(crate) const OUTPUT: &str = "see its own output";
+
 /// The peer is not there any more.
 pub(crate) fn has_left(peer: &Peer) -> Error {
-    Error::new(Kind::PeerClosed, "has left").with_peer(peer)
+    Error::new(Kind::PeerClosed, "has left").with_peer(peer).with_advice(OUTPUT)
 }
 
 /// Several threads that move one call's tasks: they end together when one fails, and none loses patience while another

@@ -46,7 +46,7 @@ fn a_rank_whose_leaving_no_control_link_tells_is_named_by_who_waits_for_it_long_
     let (outcome, lasted) = cut_off(|rank_0| rank_0.close());
     let error = outcome.expect_err("nobody sends");
     assert_eq!((error.kind(), error.peer().map(|p| p.rank)), (Kind::PeerClosed, Some(0)), "{error}");
-    assert!(error.to_string().contains("has left"), "{error}");
+    assert!(error.to_string().contains("has left; see its own output"), "{error}");
     assert!(lasted < Duration::from_secs(20), "{lasted:?}");
 }
 

@@ -111,7 +111,8 @@ impl Service {
                 && !forming.complete()
             {
                 let what = format!("left before the group had formed: it {}", why.what());
-                let why = with_notes(why.with_what(what), self.base.away.refusals.text(self.base.context.rank));
+                let why = why.with_what(what).with_advice("see its own output");
+                let why = with_notes(why, self.base.away.refusals.text(self.base.context.rank));
                 self.fail(why, now);
             }
         }
