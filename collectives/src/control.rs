@@ -16,16 +16,15 @@ mod status;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nuvec_transport::{ControlHandler, Error, GroupId, Kind, LinkId, Outbox, Peer};
 use parking_lot::Mutex;
 
-use crate::call::Doing;
-use crate::drive::has_left;
+use crate::drive::{OUTPUT, has_left};
 use abort::Abort;
 use blame::{Stuck, Verdict};
-use status::{InCall, Table};
+use status::{InCall, State as Said, Table};
 
 pub(crate) use group::GroupState;
 
@@ -59,7 +58,7 @@ struct Me {
 #[derive(Default)]
 struct State {
     links: BTreeMap<LinkId, usize>,
-    groups: BTreeMap<GroupId, Membership>,
+    groups: BTreeMap<GroupId, Arc<GroupState>>,
     /// The first failure of each failed group.
     aborts: BTreeMap<GroupId, Abort>,
     /// Aborts of this rank's own that the links have not been given yet.
@@ -67,6 +66,8 @@ struct State {
     table: Table,
     /// The time of the handler's last call.
     now: Duration,
+    /// When the handler's clock began.
+    zero: Option<Instant>,
     /// When this rank's next report is due.
     next_report: Duration,
     /// The number of this rank's last report.
@@ -77,13 +78,6 @@ struct State {
     asking: bool,
     /// Whether a call waits for those reports.
     inquiring: bool,
-}
-
-/// A group that this rank is in.
-struct Membership {
-    state: Arc<GroupState>,
-    /// The call that its last report named, and since when.
-    since: Option<(Doing, u64, Duration)>,
 }
 
 /// What one rank does, as far as this rank has heard.
@@ -125,7 +119,7 @@ pub struct CallStatus {
     pub sequence: u64,
     /// The ranks (among all) that it waits for; none while it moves bytes.
     pub waits_for: Vec<usize>,
-    /// For how long it has been in the call at least: up to two reports' intervals more.
+    /// For how long it has been in the call; of another rank's, if it is in it still.
     pub since: Duration,
 }
 
@@ -143,7 +137,7 @@ impl Control {
     /// What every rank does, by rank: of this one as it is now, of the others as they last reported.
     pub fn status(&self) -> Vec<RankStatus> {
         let state = self.shared.state.lock();
-        let (table, now) = (&state.table, state.now);
+        let (table, now) = (&state.table, state.real_now());
         let status = |rank: usize| {
             if rank == self.shared.rank() {
                 let calls = state.own_calls(now).iter().map(|c| call_status(c, Duration::ZERO)).collect();
@@ -162,11 +156,16 @@ impl Control {
         (0..self.shared.size()).map(status).collect()
     }
 
+    /// The moment that is `now` on the handler's clock.
+    #[cfg(test)]
+    pub(crate) fn at(&self, now: Duration) -> Instant {
+        self.shared.state.lock().zero.map_or_else(Instant::now, |zero| zero + now)
+    }
+
     /// Joins a group: its state, already failed if an Abort came before.
     pub(crate) fn join(&self, id: GroupId) -> Arc<GroupState> {
         let mut state = self.shared.state.lock();
-        let new = || Membership { state: Arc::default(), since: None };
-        let group = state.groups.entry(id).or_insert_with(new).state.clone();
+        let group = state.groups.entry(id).or_default().clone();
         if let Some(abort) = state.aborts.get(&id) {
             group.poison(self.shared.error_of(abort));
         }
@@ -181,7 +180,7 @@ impl Control {
     /// Ends every group of this rank with `error`, without a word to the others.
     pub(crate) fn end(&self, error: &Error) {
         let state = self.shared.state.lock();
-        state.groups.values().for_each(|group| drop(group.state.poison(error.clone())));
+        state.groups.values().for_each(|group| drop(group.poison(error.clone())));
     }
 
     /// This rank's call on group `id` failed: poisons the group and leaves an Abort for every link, sent at the next tick.
@@ -203,6 +202,18 @@ impl Control {
         self.shared.state.lock().table.is_gone(rank as u32)
     }
 
+    /// Whether there is no control link any more, so that nothing is heard of any rank.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.shared.state.lock().links.is_empty()
+    }
+
+    /// Notes that `rank` has left, which no control link told.
+    pub(crate) fn has_left(&self, rank: usize) {
+        let mut state = self.shared.state.lock();
+        let now = state.now;
+        state.table.take(vec![status::Entry { rank: rank as u32, counter: 0, state: Said::Gone }], now);
+    }
+
     /// The first of `ranks` that has left, as an error.
     pub(crate) fn left(&self, ranks: &[usize]) -> Option<Error> {
         let state = self.shared.state.lock();
@@ -214,7 +225,7 @@ impl Control {
     /// there is no control link any more, any rank that has left is why nothing is heard.
     pub(crate) fn missing(&self, ranks: &[usize], patience: Duration) -> Option<Error> {
         let all: Vec<_> = (0..self.shared.size()).collect();
-        let cut_off = self.shared.state.lock().links.is_empty();
+        let cut_off = self.is_cut_off();
         self.left(ranks).or_else(|| self.left(&all).filter(|_| cut_off)).or_else(|| {
             let state = self.shared.state.lock();
             let (rank, silence) = ranks.iter().find_map(|&rank| Some((rank, state.silence(rank, patience)?)))?;
@@ -267,6 +278,7 @@ impl Control {
             }
         }
         let (rank, text, advice) = match verdict {
+            Verdict::Rank { rank, text } if table.is_gone(rank) => (rank, text, Some(OUTPUT.to_owned())),
             Verdict::Rank { rank, text } => (rank, text, advice),
             Verdict::Deadlock { text, .. } => {
                 let advice = "have one of them receive before it sends, or send what the others wait for";
@@ -354,7 +366,7 @@ impl Shared {
         }
         let error = self.error_of(&abort);
         if let Some(group) = state.groups.get(&abort.group) {
-            group.state.poison(error.clone());
+            group.poison(error.clone());
         }
         out.poisoned.push((abort.group, error));
         state.send(&abort.encode(), from, out);
@@ -375,12 +387,26 @@ impl State {
         Some(self.now.saturating_sub(report.heard)).filter(|&silence| silence > patience)
     }
 
-    /// The calls that this rank is in.
+    /// The handler is called at `now`.
+    fn called(&mut self, now: Duration) {
+        self.now = now;
+        if self.zero.is_none() {
+            self.zero = Instant::now().checked_sub(now);
+        }
+    }
+
+    /// The time on the handler's clock, which is called now and then only.
+    fn real_now(&self) -> Duration {
+        self.zero.map_or(self.now, |zero| zero.elapsed().max(self.now))
+    }
+
+    /// The calls that this rank is in at `now`.
     fn own_calls(&self, now: Duration) -> Vec<InCall> {
-        let call = |(&group, membership): (&GroupId, &Membership)| {
-            let (doing, sequence, waits) = membership.state.current()?;
-            let since = membership.since.filter(|s| (s.0, s.1) == (doing, sequence)).map_or(now, |s| s.2);
-            Some(InCall { group, doing, sequence, waits, age: now.saturating_sub(since) })
+        let at = self.zero.map(|zero| zero + now);
+        let call = |(&group, state): (&GroupId, &Arc<GroupState>)| {
+            let (doing, sequence, waits, since) = state.current_since()?;
+            let age = at.map_or(Duration::ZERO, |at| at.saturating_duration_since(since));
+            Some(InCall { group, doing, sequence, waits, age })
         };
         self.groups.iter().filter_map(call).collect()
     }

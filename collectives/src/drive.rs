@@ -46,6 +46,9 @@ pub(crate) const STRAGGLING: Duration = Duration::from_secs(2);
 /// A peer that has acknowledged nothing for so long cannot be reached, if a call fails then.
 const UNREACHABLE: Duration = Duration::from_secs(3);
 
+/// How often a wait looks again that no control link wakes.
+const LOOK: Duration = Duration::from_millis(250);
+
 /// How long to try before sleeping, and how long to wait without progress.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
@@ -90,7 +93,11 @@ impl Watch<'_> {
             if !gone && self.control.is_gone(peer.rank) {
                 (gone, deadline) = (true, deadline.sooner(grace));
             }
-            if !wait_any(&[self.wake.park()], deadline)? {
+            let look = if self.control.is_cut_off() { deadline.sooner(LOOK) } else { deadline };
+            if !wait_any(&[self.wake.park()], look)? {
+                if !deadline.expired() {
+                    continue;
+                }
                 return Err(if gone {
                     has_left(peer)
                 } else {
@@ -116,9 +123,12 @@ impl Watch<'_> {
     }
 }
 
+/// What to do about a rank that is not there any more.
+pub(crate) const OUTPUT: &str = "see its own output";
+
 /// The peer is not there any more.
 pub(crate) fn has_left(peer: &Peer) -> Error {
-    Error::new(Kind::PeerClosed, "has left").with_peer(peer)
+    Error::new(Kind::PeerClosed, "has left").with_peer(peer).with_advice(OUTPUT)
 }
 
 /// Several threads that move one call's tasks: they end together when one fails, and none loses patience while another

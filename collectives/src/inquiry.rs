@@ -5,6 +5,7 @@ use std::time::Duration;
 use nuvec_transport::{Error, GroupId, Kind};
 
 use crate::control::{Control, GroupState};
+use crate::drive::OUTPUT;
 
 /// The longest that the others' word is waited for.
 pub(crate) const GRACE: Duration = Duration::from_secs(1);
@@ -59,7 +60,10 @@ impl Inquiry {
         let over = now >= self.until;
         match self.about {
             About::Nothing => Some(self.error.clone()),
-            About::Ended { peer, .. } if control.is_gone(peer) => Some(self.error.clone()),
+            About::Ended { peer, .. } if control.is_gone(peer) => Some(match self.error.advice() {
+                Some(_) => self.error.clone(),
+                None => self.error.clone().with_advice(format!("it has ended: {OUTPUT}")),
+            }),
             About::Ended { patience, .. } => over.then(|| {
                 let waits = group.current().map_or(Vec::new(), |(_, _, waits)| waits);
                 let waits: Vec<_> = waits.into_iter().map(|rank| rank as usize).collect();

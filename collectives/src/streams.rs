@@ -2,14 +2,18 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use nuvec_transport::{Deadline, Fabric, GroupId, Result};
+use nuvec_transport::{Deadline, Fabric, GroupId, Kind, Result};
 
 use crate::drive::{Watch, has_left};
 
 /// How long a stream that a rank opened before it left may still be on its way.
 const IN_FLIGHT: Duration = Duration::from_secs(1);
+
+/// How long a rank is cut off before it asks whether the one that it waits for is there: ranks that have done their work
+/// leave one after the other.
+const CUT_OFF: Duration = Duration::from_secs(1);
 
 /// The streams of one group, by peer.
 pub(crate) struct Streams<F: Fabric> {
@@ -47,18 +51,41 @@ impl<F: Fabric> Streams<F> {
             // A little less than the wait lasts: the transport knows better why nothing came of it.
             fabric.open(*group, to, watch.wake, Deadline::after(watch.limits.timeout / 8 * 7));
             let late = "did not answer the connection for a message";
-            *txs = watch.until(&peer, late, Duration::ZERO, || fabric.opened(*group, to))?;
+            *txs = watch.until(&peer, late, Duration::ZERO, || fabric.opened(*group, to)).inspect_err(|e| {
+                if e.kind() == Kind::PeerClosed {
+                    watch.control.has_left(to);
+                }
+            })?;
         }
         Ok(txs)
     }
 
     /// The stripes from `from`, which that rank opens with its first message. Blocks for the time-out at the longest.
+    ///
+    /// A rank without control links hears of no other that it has left. So it opens its own stream to `from`: that fails
+    /// soon if nobody is there, and does no harm else.
     pub(crate) fn receivers(&mut self, from: usize, watch: &Watch<'_>) -> Result<&mut [F::Receiver]> {
-        let Self { fabric, group, into, .. } = self;
+        let Self { fabric, group, into, out } = self;
         let (_, rxs) = into.entry(from).or_default();
         if rxs.is_empty() {
             let peer = fabric.peer(from);
-            *rxs = watch.until(&peer, "sent no message", IN_FLIGHT, || fabric.accepted(*group, from).map(Ok))?;
+            let (_, txs) = out.entry(from).or_default();
+            let (mut cut_off, mut asked) = (None, false);
+            *rxs = watch.until(&peer, "sent no message", IN_FLIGHT, || {
+                if !asked && txs.is_empty() && watch.control.is_cut_off() {
+                    asked = cut_off.get_or_insert_with(Instant::now).elapsed() >= CUT_OFF;
+                    if asked {
+                        fabric.open(*group, from, watch.wake, Deadline::after(watch.limits.timeout / 8 * 7));
+                    }
+                }
+                let opened = if asked { fabric.opened(*group, from) } else { None };
+                match opened {
+                    Some(Ok(opened)) => *txs = opened,
+                    Some(Err(e)) if e.kind() == Kind::PeerClosed => watch.control.has_left(from),
+                    _ => {}
+                }
+                fabric.accepted(*group, from).map(Ok)
+            })?;
         }
         Ok(rxs)
     }

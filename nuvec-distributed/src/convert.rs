@@ -15,11 +15,14 @@ pub(crate) fn environment(e: launch_env::Error) -> Error {
     }
 }
 
-/// An error of a transport or a collective. Neither knows a variable, so what sets the time-out is said here, also where a
-/// group repeats that it failed by one.
+/// An error of a transport or a collective. Neither knows a variable, so what sets the key or the time-out is said here,
+/// also where a group repeats that it failed by one.
 pub(crate) fn transport(e: nuvec_transport::Error) -> Error {
     let mut text = format!("distributed: {e}");
-    if e.cause().unwrap_or(&e).kind() == Kind::TimedOut {
+    // A time-out may come of a key, too; of what other ranks report, only the words are known.
+    if text.contains(nuvec_transport_tcp::KEY_ADVICE) {
+        text += " (the key is NUVEC_DISTRIBUTED_KEY, or Options::key)";
+    } else if e.cause().unwrap_or(&e).kind() == Kind::TimedOut {
         text += " (the time-out is NUVEC_DISTRIBUTED_TIMEOUT, or Options::timeout)";
     }
     match e.kind() {
@@ -77,6 +80,26 @@ mod tests {
             let line = e.to_string();
             let end = "raise the time-out if it is only slow (the time-out is NUVEC_DISTRIBUTED_TIMEOUT, or Options::timeout)";
             assert!(line.ends_with(end) && line.contains("rank 1 (10.0.0.2:5000)") && !line.contains('\n'), "{line}");
+        }
+    }
+
+    #[test]
+    fn keys_that_differ_say_in_their_one_line_how_a_key_is_given_whoever_saw_it_and_never_what_sets_the_time_out() {
+        let advice = nuvec_transport_tcp::KEY_ADVICE;
+        let peer = nuvec_transport::Peer::new(2, "10.0.0.3:5000");
+        for kind in [Kind::Rejected(nuvec_transport::Rejection::Key), Kind::TimedOut] {
+            let seen = nuvec_transport::Error::new(kind, "has another key, or none").with_advice(advice);
+            // As another rank hears it: the advice is part of the words.
+            let heard = nuvec_transport::Error::new(kind, format!("{} (reported by rank 1)", seen.phrase()));
+            let line = transport(seen.with_peer(&peer)).to_string();
+            assert!(
+                line.ends_with("; give every rank the same key (the key is NUVEC_DISTRIBUTED_KEY, or Options::key)")
+            );
+            for e in [nuvec_transport::Error::poisoned(&heard), heard] {
+                let line = transport(e).to_string();
+                assert!(line.ends_with(" (the key is NUVEC_DISTRIBUTED_KEY, or Options::key)"), "{line}");
+                assert!(!line.contains("TIMEOUT"), "{line}");
+            }
         }
     }
 

@@ -8,10 +8,12 @@ use nuvec_transport::{GroupId, Rejection};
 use crate::channel::TcpChannel;
 use crate::context::{Context, NO_SESSION};
 use crate::control::{ControlLinks, FROM_LEFT};
-use crate::forming::{Forming, Refusals};
+use crate::forming::Forming;
 use crate::hello::{Answer, Dropped, Judge, Open, Place, Role};
+use crate::link::FrameKind;
 use crate::log::Warning;
 use crate::pending::Door;
+use crate::refusals::{Refusal, Refusals};
 use crate::rings::{Rings, Side};
 use crate::socket::Stream;
 use crate::streams::Streams;
@@ -104,12 +106,17 @@ impl Door for Admission<'_> {
     }
 
     fn turned_away(&mut self, from: SocketAddr, dropped: Dropped) {
-        let Some((text, proved)) = self.away.say(self.context, from, &dropped, self.now) else { return };
-        match dropped.open {
-            Some(open) if open.role == Role::Ring && is_child(&open) => {
-                self.rings.refused(GroupId(open.group), text, proved);
+        let Some(refusal) = self.away.say(self.context, from, &dropped, self.now) else { return };
+        match (dropped.open, &mut self.forming) {
+            (Some(open), _) if open.role == Role::Ring && is_child(&open) => {
+                self.rings.refused(GroupId(open.group), refusal);
             }
-            _ if self.forming.is_some() => self.away.refusals.add(text, proved),
+            (_, Some(forming)) => {
+                if let Some(told) = forming.told.refused(self.context.rank, &refusal) {
+                    self.control.indices().for_each(|link| self.control.send(link, FrameKind::Refusal, &told));
+                }
+                self.away.refusals.add(refusal);
+            }
             _ => {}
         }
     }
@@ -125,15 +132,15 @@ pub(crate) struct TurnedAway {
 }
 
 impl TurnedAway {
-    /// Logs one. What to keep of it for the error if the group does not form, and whether who was refused has the key, as
-    /// far as there is one; nothing of strangers, and of those that come again.
+    /// Logs one. What to keep of it for the error if the group does not form; nothing of strangers, and of those that come
+    /// again.
     pub(crate) fn say(
         &mut self,
         context: &Context,
         from: SocketAddr,
         dropped: &Dropped,
         now: Instant,
-    ) -> Option<(String, bool)> {
+    ) -> Option<Refusal> {
         let Dropped { text, open, rejection } = dropped;
         let rejection = match rejection {
             None => {
@@ -141,7 +148,7 @@ impl TurnedAway {
                 return None;
             }
             Some(Rejection::NotYet | Rejection::Busy) => return None,
-            Some(rejection) => rejection,
+            Some(rejection) => *rejection,
         };
         let proved = !matches!(rejection, Rejection::Key | Rejection::Version);
         let who = match open {
@@ -152,6 +159,6 @@ impl TurnedAway {
         if let Some(line) = self.refused.line(now, &format!("refused: {who} {text}")) {
             context.step(format_args!("{line}"));
         }
-        Some((format!("{who} {text}"), proved))
+        Some(Refusal { text: format!("{who} {text}"), proved, rejection })
     }
 }

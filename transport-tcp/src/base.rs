@@ -168,17 +168,26 @@ impl<C: Send + 'static> Base<C> {
 
     /// Forming has failed: the loop ends once the others have been told.
     pub(crate) fn fail(&mut self, error: Error, now: Instant) {
-        if self.end.is_some() {
-            return;
+        if self.end.is_none() {
+            let error = self.tell_failed(error, now);
+            self.give_up(error, now);
         }
+    }
+
+    /// Forming has failed: tells the others. The error that counts.
+    pub(crate) fn tell_failed(&mut self, error: Error, now: Instant) -> Error {
         // What the handler reported first is the cause; then it has told the others already.
-        let error = match self.control.poisoned() {
+        match self.control.poisoned() {
             Some(poison) => poison.clone(),
             None => {
                 self.control.tell_failed(&error, now);
                 error
             }
-        };
+        }
+    }
+
+    /// Ends the loop with the reason why forming failed.
+    pub(crate) fn give_up(&mut self, error: Error, now: Instant) {
         self.end = Some(End { error: Some(error.with_rank(self.context.rank)), by: now + LAST_WORDS });
     }
 

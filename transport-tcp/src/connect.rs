@@ -24,7 +24,8 @@ use crate::{Address, Options};
 /// `nodes` holds the addresses of each rank, equally many for every rank: that many connections join two neighbours.
 /// `handler` is given the control messages, from now on until the fabric is closed; in a group of one rank there are none.
 ///
-/// Blocks for `options.timeout` at the longest (and about a second more to tell the others, when it fails). Only the
+/// Blocks for `options.timeout` at the longest (and, when it fails, about two seconds more to hear the reason from a rank
+/// that knows it and to tell the others). Only the
 /// neighbours' addresses are dialled or resolved; others are once a stream to them is opened. A group of one rank opens
 /// no socket.
 ///

@@ -230,7 +230,7 @@ impl ControlLinks {
         }
         for (kind, payload) in frames {
             match kind {
-                FrameKind::Card | FrameKind::Ready => events.frames.push((index, (kind, payload))),
+                FrameKind::Card | FrameKind::Ready | FrameKind::Refusal => events.frames.push((index, (kind, payload))),
                 FrameKind::Message => {
                     self.call(now, |handler, now, out| handler.message(link_id(index), &payload, now, out));
                 }

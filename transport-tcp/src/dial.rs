@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags};
 use crate::Address;
 use crate::hello::{Dialler, Identity, Open, Refused};
 use crate::pending::Pending;
+use crate::refusals::KEY_ADVICE;
 use crate::resolve::Resolver;
 use crate::socket::{Stream, errno_text, no_descriptors};
 
@@ -34,7 +35,11 @@ const LONG_PAUSE: Duration = Duration::from_secs(1);
 /// name: the peer may begin to listen at another.
 fn refused(refused: Refused, at: &str, alone: bool) -> Hello {
     let Refused { rejection, retry, text } = refused;
-    let failure = Error::new(Kind::Rejected(rejection), if at.is_empty() { text } else { format!("{text} ({at})") });
+    let mut failure =
+        Error::new(Kind::Rejected(rejection), if at.is_empty() { text } else { format!("{text} ({at})") });
+    if rejection == Rejection::Key {
+        failure = failure.with_advice(KEY_ADVICE);
+    }
     let elsewhere = rejection == Rejection::NotNuvec && !alone;
     if retry || elsewhere { Hello::Failed(failure) } else { Hello::Final(failure) }
 }
@@ -54,6 +59,15 @@ fn silent(at: &str, peer: &Peer, why: &str) -> Error {
     let advice = format!("is rank {} started, and does its firewall let the port in?", peer.rank);
     Error::new(Kind::TimedOut, format!("did not answer{at}: {why}")).with_advice(advice)
 }
+
+/// A peer whose name the resolver does not know, or not in time.
+fn unresolved(why: &str) -> Error {
+    Error::new(Kind::TimedOut, format!("could not be resolved: {why}"))
+        .with_advice("check the name, or use the address")
+}
+
+/// How long a peer that listened before must refuse to be dialled to have left.
+const LEFT: Duration = Duration::from_secs(1);
 
 /// Where a dial went, unless that is what its peer is called.
 fn at(name: &Address, address: SocketAddr) -> String {
@@ -94,6 +108,9 @@ pub(crate) struct Dial {
     not_yet_pause: Duration,
     /// The last thing that went wrong, without the peer; its text follows the peer's name.
     failure: Option<Error>,
+    /// Whether the peer has listened before, and does until it leaves; and since when nobody listens there.
+    known: bool,
+    refused_since: Option<Instant>,
     /// Why it cannot go on: this process has no descriptor left.
     starved: Option<Error>,
     /// The addresses that are still to be tried in this round.
@@ -116,11 +133,19 @@ impl Dial {
             pause: SHORT_PAUSE,
             not_yet_pause: NOT_YET_PAUSE,
             failure: None,
+            known: false,
+            refused_since: None,
             starved: None,
             rest: VecDeque::new(),
             alone: true,
             state: State::Resting { until: now },
         }
+    }
+
+    /// The same, to a peer that is of the group already and listens until it leaves: where nobody has listened for a while,
+    /// the dial ends with that.
+    pub(crate) fn of_known_peer(self) -> Self {
+        Self { known: true, ..self }
     }
 
     /// Goes on as far as it can without blocking. `Some` once it is over: the connection, its hello done, or why not.
@@ -139,6 +164,10 @@ impl Dial {
             if now >= self.deadline {
                 return Some(Err(self.error(now)));
             }
+            if self.known && self.refused_since.is_some_and(|since| now.saturating_duration_since(since) >= LEFT) {
+                self.failure = Some(Error::new(Kind::PeerClosed, "has left: connection refused"));
+                return Some(Err(self.error(now)));
+            }
             match &mut self.state {
                 State::Resting { until } if now < *until => return None,
                 State::Resting { .. } | State::Resolving => match resolver.get(&self.address, now) {
@@ -152,7 +181,7 @@ impl Dial {
                         self.next_address(now, pending);
                     }
                     Some(Err(text)) => {
-                        self.failure = Some(Error::new(Kind::TimedOut, format!("could not be resolved: {text}")));
+                        self.failure = Some(unresolved(&text));
                         self.rest_awhile(now);
                     }
                 },
@@ -164,7 +193,10 @@ impl Dial {
                     }
                     Err(e) => {
                         let failure = unreached(&at(&self.address, *address), &self.peer, &e);
+                        let refused_since = self.refused_since.unwrap_or(now);
                         self.failed(now, failure, pending);
+                        self.refused_since =
+                            Some(refused_since).filter(|_| e.kind() == io::ErrorKind::ConnectionRefused);
                     }
                     Ok(true) if stream.is_self() => {
                         let failure = silent(&at(&self.address, *address), &self.peer, "nothing listens");
@@ -218,28 +250,33 @@ impl Dial {
 
     /// Why it does not stand, with how often and how long it was tried.
     pub(crate) fn error(&self, now: Instant) -> Error {
-        let failure = self.failure.clone().unwrap_or_else(|| Error::new(Kind::TimedOut, self.under_way()));
+        let failure = self.failure.clone().unwrap_or_else(|| self.under_way());
         let seconds = now.saturating_duration_since(self.began).as_secs_f64();
         let tried = match self.tries {
             0 | 1 if matches!(failure.kind(), Kind::Rejected(_)) => String::new(),
+            // Without an address there was nothing to try.
+            0 => format!(" (for {seconds:.1} s)"),
             tries => format!(" (tried {tries} time{} in {seconds:.1} s)", if tries == 1 { "" } else { "s" }),
         };
         let what = format!("{}{tried}", failure.what());
         failure.with_what(what).with_peer(&self.peer)
     }
 
-    /// What a dial that has not failed yet waits for; it follows the peer's name.
-    fn under_way(&self) -> &'static str {
-        match &self.state {
+    /// What a dial that has not failed yet waits for, as a failure.
+    fn under_way(&self) -> Error {
+        let what = match &self.state {
+            State::Resolving => return unresolved("the resolver did not answer"),
+            State::Connecting { address, .. } => {
+                return silent(&at(&self.address, *address), &self.peer, "nothing came back");
+            }
             State::Resting { .. } => "was not dialled",
-            State::Resolving => "could not be resolved: the resolver did not answer",
-            State::Connecting { .. } => "did not answer: nothing came back",
             State::Greeting { hello, .. } => hello.unanswered(),
-        }
+        };
+        Error::new(Kind::TimedOut, what)
     }
 
     fn failed(&mut self, now: Instant, failure: Error, pending: &mut Pending) {
-        self.failure = Some(failure);
+        (self.failure, self.refused_since) = (Some(failure), None);
         self.next_address(now, pending);
     }
 

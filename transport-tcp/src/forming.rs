@@ -1,6 +1,6 @@
 //! A group that forms: what is there of it, and what to say when something stays missing.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nuvec_transport::{Error, Kind, RingLinks};
 
@@ -8,11 +8,19 @@ use crate::cards::Cards;
 use crate::channel::TcpChannel;
 use crate::context::Context;
 use crate::control::{ControlLinks, FROM_LEFT, TO_RIGHT};
+use crate::refusals::{KEY_ADVICE, Refusals, Told};
+
+/// The most that a rank waits beyond its time for a word of one that knows more, and of its time-out at most that part.
+const PATIENCE: (Duration, u32) = (Duration::from_secs(1), 6);
 
 /// What is there of a group that forms.
 pub(crate) struct Forming {
     pub(crate) deadline: Instant,
+    /// When a rank gives up that does not know why another is missing.
+    pub(crate) patience: Instant,
     pub(crate) cards: Cards,
+    /// What all ranks refused.
+    pub(crate) told: Told,
     right: Vec<Option<TcpChannel>>,
     left: Vec<Option<TcpChannel>>,
 }
@@ -20,7 +28,8 @@ pub(crate) struct Forming {
 impl Forming {
     pub(crate) fn new(context: &Context, cards: Cards, deadline: Instant) -> Self {
         let none = || (0..context.connections).map(|_| None).collect();
-        Self { deadline, cards, right: none(), left: none() }
+        let patience = deadline + PATIENCE.0.min(context.options.timeout / PATIENCE.1);
+        Self { deadline, patience, cards, told: Told::default(), right: none(), left: none() }
     }
 
     /// Takes a ring connection that this rank dialled.
@@ -71,40 +80,62 @@ impl Forming {
     }
 
     /// The error when the time is up. `unreached` is why a dial to the right does not stand, if one does not; `refused`
-    /// is what was refused meanwhile.
+    /// is what was refused here meanwhile. What was refused anywhere explains why a rank has not joined, before what was
+    /// seen of that rank.
     pub(crate) fn timed_out(
         &self,
         context: &Context,
         control: &ControlLinks,
         unreached: Option<Error>,
         refused: &Refusals,
-        now: Instant,
     ) -> Error {
-        let seconds = now.saturating_duration_since(context.began).as_secs_f64();
+        let seconds = context.options.timeout.as_secs_f64();
+        let late = |rank: usize, what: String| {
+            Error::new(Kind::TimedOut, format!("{what} within {seconds:.1} s")).with_peer(&context.peer(rank, 0))
+        };
         let mut missing = self.cards.missing();
-        let owes = self.left_owes(context, control).map(|owes| {
-            let what = format!("{owes} within {seconds:.1} s");
-            Error::new(Kind::TimedOut, what).with_peer(&context.peer(context.left(), 0))
-        });
-        let (first, mut notes) = in_order(unreached, owes, refused.text(context.rank));
-        let first = first.unwrap_or_else(|| match missing.first() {
-            Some(&rank) => {
-                let what = format!("is not there: no word of it came round within {seconds:.1} s");
-                Error::new(Kind::TimedOut, what).with_peer(&context.peer(rank, 0))
+        // A rank is refused by the one that it dials first, its right.
+        let told = |&rank: &usize| self.told.text((rank + 1) % context.size);
+        let elsewhere: Vec<_> = missing
+            .iter()
+            .filter(|&&rank| rank != context.left())
+            .filter_map(|rank| Some((*rank, told(rank)?)))
+            .collect();
+        let texts = refused.text(context.rank).into_iter().chain(elsewhere.iter().map(|(_, (text, _))| text.clone()));
+        let texts = Some(texts.collect::<Vec<_>>().join("; ")).filter(|text| !text.is_empty());
+        let left = self.left_owes(context, control).map(|owes| late(context.left(), owes));
+        // Whoever was refused has been started: what to do then is another thing.
+        let explains_left = left.is_some() && !refused.is_empty();
+        let explained = explains_left || !elsewhere.is_empty();
+        let of_key = explains_left && refused.of_key() || elsewhere.iter().any(|(_, (_, key))| *key);
+        let owes = match (left, elsewhere.first()) {
+            (Some(left), _) if explains_left => Some(left),
+            (_, Some((rank, _))) => Some(late(*rank, "has not joined".into())),
+            (Some(left), None) if !control.is_up(FROM_LEFT) => {
+                let (left_rank, rank) = (context.left(), context.rank);
+                let advice =
+                    format!("is rank {left_rank} started, and does the firewall of rank {rank} let the port in?");
+                Some(left.with_advice(advice))
             }
+            (left, None) => left,
+        };
+        let (first, mut notes) = in_order(unreached, owes, texts);
+        let first = first.unwrap_or_else(|| match missing.first() {
+            Some(&rank) => late(rank, "has not joined".into())
+                .with_advice(format!("is rank {rank} started, and does its firewall let the port in?")),
             None => {
                 let rank = self.cards.unready().first().copied().unwrap_or(context.rank);
-                let what = format!("is there, but did not get all its connections within {seconds:.1} s");
-                Error::new(Kind::TimedOut, what).with_peer(&context.peer(rank, 0))
+                late(rank, "is there, but did not get all its connections".into())
             }
         });
         missing.retain(|&rank| first.peer().is_none_or(|peer| peer.rank != rank));
         if !missing.is_empty() {
-            let plural = if missing.len() == 1 { "" } else { "s" };
+            let (plural, have) = if missing.len() == 1 { ("", "has") } else { ("s", "have") };
             let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
-            notes.push(format!("no word came of rank{plural} {}", missing.join(", ")));
+            notes.push(format!("rank{plural} {} {have} not joined", missing.join(", ")));
         }
-        with_notes(first, notes).with_rank(context.rank)
+        let error = with_notes(first, notes).with_rank(context.rank);
+        if explained && of_key { error.with_advice(KEY_ADVICE) } else { error }
     }
 }
 
@@ -120,84 +151,16 @@ pub(crate) fn in_order(
         (None, owes) => (owes, None),
         both => both,
     };
-    (first, refused.into_iter().chain(second.map(|e| e.to_string())).collect())
+    // The advice of the first is enough, and the line ends with it.
+    let second = second.map(|e| match e.peer() {
+        Some(peer) => format!("{peer} {}", e.what()),
+        None => e.what().to_owned(),
+    });
+    (first, refused.into_iter().chain(second).collect())
 }
 
 /// `error` with more that is known about it in its line.
 pub(crate) fn with_notes(error: Error, notes: impl IntoIterator<Item = String>) -> Error {
     let what = std::iter::once(error.what().to_owned()).chain(notes).collect::<Vec<_>>().join("; ");
     error.with_what(what)
-}
-
-/// The most different refusals that are kept, of those that proved that they have the key, and of others.
-const MOST_REFUSALS: usize = 8;
-
-/// What was refused while the group formed, for the error if it does not.
-#[derive(Debug, Default)]
-pub(crate) struct Refusals {
-    /// Of ranks that have the key, if there is one.
-    proved: Vec<(String, u64)>,
-    /// Of anybody.
-    others: Vec<(String, u64)>,
-    further: u64,
-}
-
-impl Refusals {
-    /// Notes a refusal; the text begins with who was refused. `proved` says whether that one has the group's key, as far
-    /// as there is one: strangers cannot take the place of those.
-    pub(crate) fn add(&mut self, text: String, proved: bool) {
-        let kept = if proved { &mut self.proved } else { &mut self.others };
-        if let Some((_, count)) = kept.iter_mut().find(|(known, _)| *known == text) {
-            *count += 1;
-        } else if kept.len() < MOST_REFUSALS {
-            kept.push((text, 1));
-        } else {
-            self.further += 1;
-        }
-    }
-
-    /// All that rank `by` refused in one line, if there is anything.
-    pub(crate) fn text(&self, by: usize) -> Option<String> {
-        let mut all: Vec<String> = Vec::new();
-        for (text, count) in self.proved.iter().chain(&self.others) {
-            all.push(if *count == 1 { text.clone() } else { format!("{text} ({count} times)") });
-        }
-        if all.is_empty() {
-            return None;
-        }
-        if self.further > 0 {
-            all.push(format!("{} others", self.further));
-        }
-        Some(format!("refused by rank {by}: {}", all.join(", ")))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn strangers_refusals_do_not_hide_those_of_ranks() {
-        let mut refusals = Refusals::default();
-        (0..100).for_each(|i| refusals.add(format!("10.0.0.{i} has another key, or none"), false));
-        refusals.add("10.0.1.1 (as rank 0) counts 3 ranks".into(), true);
-        let text = refusals.text(1).unwrap();
-        assert!(text.starts_with("refused by rank 1: 10.0.1.1 (as rank 0) counts 3 ranks, 10.0.0.0 has"), "{text}");
-    }
-
-    #[test]
-    fn refusals_are_counted_and_bounded() {
-        let mut refusals = Refusals::default();
-        assert_eq!(refusals.text(3), None);
-        for i in 0..1000 {
-            refusals.add(format!("10.0.0.{} has another key, or none", i % 20), false);
-        }
-        assert_eq!((refusals.others.len(), refusals.further), (MOST_REFUSALS, 600));
-        let text = refusals.text(3).unwrap();
-        assert!(
-            text.starts_with("refused by rank 3: 10.0.0.0 has another key, or none (50 times), 10.0.0.1"),
-            "{text}"
-        );
-        assert!(text.ends_with("600 others"), "{text}");
-    }
 }

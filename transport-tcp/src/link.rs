@@ -26,11 +26,13 @@ pub(crate) enum FrameKind {
     Message = 2,
     /// The word that a rank has all its connections, while the group forms.
     Ready = 3,
+    /// What a rank refused while the group forms.
+    Refusal = 4,
 }
 
 impl FrameKind {
     fn from_code(code: u8) -> Option<Self> {
-        [Self::Card, Self::Message, Self::Ready].into_iter().find(|kind| *kind as u8 == code)
+        [Self::Card, Self::Message, Self::Ready, Self::Refusal].into_iter().find(|kind| *kind as u8 == code)
     }
 }
 

@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 
 use crate::channel::TcpChannel;
 use crate::context::Context;
-use crate::forming::{Refusals, in_order, with_notes};
+use crate::forming::{in_order, with_notes};
+use crate::refusals::{Refusal, Refusals};
 use crate::streams::closed;
 
 /// A neighbour in a ring.
@@ -150,11 +151,10 @@ impl Rings {
         }
     }
 
-    /// Notes that a connection for a ring was refused; the text begins with who was refused.
-    /// See [`Refusals::add`].
-    pub(crate) fn refused(&self, group: GroupId, text: String, proved: bool) {
+    /// Notes that a connection for a ring was refused.
+    pub(crate) fn refused(&self, group: GroupId, refusal: Refusal) {
         if let Some(Ring::Opening(opening)) = self.state.lock().rings.get_mut(&group) {
-            opening.refusals.add(text, proved);
+            opening.refusals.add(refusal);
         }
     }
 

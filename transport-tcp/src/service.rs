@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use nuvec_transport::{Deadline, GroupId, Result};
+use nuvec_transport::{Deadline, Error, GroupId, Result};
 
 use crate::admission::Admission;
 use crate::base::Base;
@@ -44,6 +44,8 @@ pub(crate) struct Service {
     base: Base<RingCommand>,
     dials: Dials,
     phase: Phase,
+    /// Why forming failed, and until when this rank stays to tell its left.
+    failed: Option<(Error, Instant)>,
     session: [u8; 16],
     streams: Arc<Streams>,
     rings: Arc<Rings>,
@@ -68,14 +70,15 @@ impl Service {
         reply: Sender<Result<Formed>>,
     ) -> Self {
         let phase = Phase::Forming(forming);
-        Self { base, dials: Dials::default(), phase, session: NO_SESSION, streams, rings, reply }
+        Self { base, dials: Dials::default(), phase, failed: None, session: NO_SESSION, streams, rings, reply }
     }
 
     /// The thread's whole life.
     pub(crate) fn run(mut self) {
         self.dial_right(Purpose::Control, Instant::now());
         while self.base.goes_on() {
-            let timers = [self.dials.timer(), self.rings.timer(), self.forming_timer()];
+            let timers =
+                [self.dials.timer(), self.rings.timer(), self.forming_timer(Instant::now()), self.failed_timer()];
             let ready = self.base.wait(timers, self.dials.sources());
             let now = Instant::now();
             for command in self.base.obey(now) {
@@ -136,7 +139,8 @@ impl Service {
         let open = context.open(role, index, to, NO_SESSION, 0);
         let address = context.nodes[to][index].clone();
         // A moment more than forming has: forming's own end tells the whole story.
-        let deadline = self.forming_timer().unwrap_or(now) + Duration::from_secs(1);
+        let forming = if let Phase::Forming(forming) = &self.phase { forming.patience } else { now };
+        let deadline = forming + Duration::from_secs(1);
         self.dials.add(purpose, Dial::new(context.peer(to, index), address, Some(open), now, deadline));
     }
 
@@ -147,7 +151,7 @@ impl Service {
             let open = self.base.context.open(Role::P2p, index, to, self.session, group.0);
             let address = self.base.context.nodes[to][index].clone();
             let dial = Dial::new(self.base.context.peer(to, index), address, Some(open), now, deadline.instant());
-            self.dials.add(Purpose::Stripe(key, index), dial);
+            self.dials.add(Purpose::Stripe(key, index), dial.of_known_peer());
         }
     }
 
@@ -167,7 +171,7 @@ impl Service {
                         self.child_reached(group, right, index, result);
                     }
                     (purpose, Ok(stream)) => self.reached(purpose, stream, now),
-                    (_, Err(e)) => self.base.fail(e, now),
+                    (_, Err(e)) => self.fail(e, now),
                 }
             }
         }
@@ -215,6 +219,7 @@ impl Service {
         if let Phase::Forming(forming) = &self.phase {
             forming.cards.known().for_each(|card| self.base.control.send(link, FrameKind::Card, &card));
             forming.cards.ready().for_each(|word| self.base.control.send(link, FrameKind::Ready, &word));
+            forming.told.known().for_each(|told| self.base.control.send(link, FrameKind::Refusal, &told));
         }
     }
 

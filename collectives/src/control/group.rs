@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use nuvec_transport::{Error, Result, Wake};
 use parking_lot::Mutex;
@@ -30,6 +31,7 @@ struct Current {
     doing: Doing,
     sequence: u64,
     waits: Vec<u32>,
+    since: Instant,
 }
 
 impl GroupState {
@@ -60,7 +62,12 @@ impl GroupState {
 
     /// A call begins.
     pub(crate) fn enter(&self, doing: Doing, sequence: u64) {
-        self.calls.lock().current = Some(Current { doing, sequence, waits: Vec::new() });
+        self.enter_at(doing, sequence, Instant::now());
+    }
+
+    /// A call has begun at that time.
+    pub(crate) fn enter_at(&self, doing: Doing, sequence: u64, since: Instant) {
+        self.calls.lock().current = Some(Current { doing, sequence, waits: Vec::new(), since });
     }
 
     /// The call has ended.
@@ -85,6 +92,11 @@ impl GroupState {
     /// The call in progress, its number, and the ranks that it waits for.
     pub(crate) fn current(&self) -> Option<(Doing, u64, Vec<u32>)> {
         self.calls.lock().current.as_ref().map(|c| (c.doing, c.sequence, c.waits.clone()))
+    }
+
+    /// The same, and when it began.
+    pub(crate) fn current_since(&self) -> Option<(Doing, u64, Vec<u32>, Instant)> {
+        self.calls.lock().current.as_ref().map(|c| (c.doing, c.sequence, c.waits.clone(), c.since))
     }
 
     /// How often a call slept because it waited for `rank` (among all).

@@ -23,7 +23,7 @@ impl ControlHandler for Handler {
 
     fn link_up(&mut self, link: LinkId, peer: &Peer, now: Duration, out: &mut Outbox) {
         let mut state = self.shared.state.lock();
-        state.now = now;
+        state.called(now);
         state.links.insert(link, peer.rank);
         // A failure from before this link was up has reached nobody over it.
         out.messages.extend(state.aborts.values().map(|abort| (link, abort.encode())));
@@ -31,7 +31,7 @@ impl ControlHandler for Handler {
 
     fn message(&mut self, link: LinkId, message: &[u8], now: Duration, out: &mut Outbox) {
         let mut state = self.shared.state.lock();
-        state.now = now;
+        state.called(now);
         if let Some(abort) = Abort::decode(message) {
             if abort.first.max(abort.reporter) < self.shared.size() as u32 {
                 self.shared.take(&mut state, abort, Some(link), out);
@@ -55,7 +55,7 @@ impl ControlHandler for Handler {
 
     fn link_ended(&mut self, link: LinkId, _why: &Error, now: Duration, out: &mut Outbox) {
         let mut state = self.shared.state.lock();
-        state.now = now;
+        state.called(now);
         let Some(rank) = state.links.remove(&link) else { return };
         let gone = Entry { rank: rank as u32, counter: 0, state: Said::Gone };
         self.learn(&mut state, vec![gone], None, out);
@@ -63,13 +63,13 @@ impl ControlHandler for Handler {
 
     fn forming_failed(&mut self, why: &Error, now: Duration, out: &mut Outbox) {
         let mut state = self.shared.state.lock();
-        state.now = now;
+        state.called(now);
         self.shared.take(&mut state, Abort::new(GroupId::ROOT, self.shared.rank(), why), None, out);
     }
 
     fn tick(&mut self, now: Duration, out: &mut Outbox) {
         let mut state = self.shared.state.lock();
-        state.now = now;
+        state.called(now);
         for abort in std::mem::take(&mut state.unsent) {
             state.send(&abort.encode(), None, out);
         }
@@ -92,14 +92,6 @@ impl Handler {
     /// Tells every link what this rank does.
     fn report(&self, state: &mut State, out: &mut Outbox) {
         let now = state.now;
-        for membership in state.groups.values_mut() {
-            let current = membership.state.current().map(|(doing, sequence, _)| (doing, sequence));
-            membership.since = match (current, membership.since) {
-                (Some((d, s)), Some(since)) if (since.0, since.1) == (d, s) => Some(since),
-                (Some((d, s)), _) => Some((d, s, now)),
-                (None, _) => None,
-            };
-        }
         state.counter += 1;
         state.next_report = now + self.shared.tick();
         let entries = status::entries(self.shared.rank() as u32, state.counter, state.own_calls(now));
@@ -123,7 +115,7 @@ impl Handler {
         }
         // Whoever waits looks whether this changes anything for it.
         if from.is_none() || news.iter().any(|e| e.state == Said::Gone) || state.inquiring {
-            state.groups.values().for_each(|group| group.state.ring());
+            state.groups.values().for_each(|group| group.ring());
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The state machine, played by hand.
 
 use super::*;
+use crate::call::Doing;
 
 fn ring(n: usize) -> Vec<(Control, Box<dyn ControlHandler>)> {
     (0..n)
@@ -211,7 +212,8 @@ fn every_rank_hears_what_every_other_does_and_since_when() {
         let mut ranks = ring(n);
         let groups: Vec<_> = ranks.iter().map(|(c, _)| c.join(GroupId::ROOT)).collect();
         up(&mut ranks);
-        groups[1].enter(Doing::ALL_SUM, 57);
+        // Between two reports, and well before the first.
+        groups[1].enter_at(Doing::ALL_SUM, 57, ranks[1].0.at(Duration::from_millis(250)));
         groups[1].wait_for(&[0]);
         tick(&mut ranks, Duration::from_secs(1), &[]);
         tick(&mut ranks, Duration::from_secs(3), &[]);
@@ -220,7 +222,7 @@ fn every_rank_hears_what_every_other_does_and_since_when() {
             assert_eq!(status.len(), n);
             let call = &status[1].calls[0];
             assert_eq!((call.operation, call.sequence, &call.waits_for[..]), ("all_sum", 57, &[0][..]), "rank {rank}");
-            assert_eq!(call.since, Duration::from_secs(2), "rank {rank}");
+            assert_eq!(call.since, Duration::from_millis(2750), "rank {rank}");
             assert!(status.iter().all(|s| matches!(s.state, RankState::Alive { .. })), "{status:?}");
             assert!(status[0].calls.is_empty());
         }

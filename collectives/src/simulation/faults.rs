@@ -261,7 +261,7 @@ impl Rank {
         }
         self.calls += 1;
         let call = call(place.rank, self.calls);
-        self.group.enter(call.doing(), call.sequence);
+        self.group.enter_at(call.doing(), call.sequence, self.control.at(now));
         let work = Work::new(net, place, call, std::mem::take(&mut self.halves));
         self.doing = Doing::Moving { work, since: now, left: None };
     }

@@ -100,6 +100,21 @@ fn another_thread_sees_in_which_call_a_rank_hangs_waiting_for_whom() {
 }
 
 #[test]
+fn a_rank_that_ends_in_the_middle_is_named_with_where_to_look() {
+    let errors = Shape::new(3, 1).run(|group| {
+        if group.rank() == 1 {
+            group.close();
+            return None;
+        }
+        Some(sum(group).expect_err("rank 1 has left"))
+    });
+    for error in errors.into_iter().flatten() {
+        assert_eq!(error.peer().map(|p| p.rank), Some(1), "{error}");
+        assert!(error.to_string().contains("; it has ended: see its own output"), "{error}");
+    }
+}
+
+#[test]
 fn a_message_with_a_rank_that_left_fails_at_once() {
     let groups = Shape::new(3, 1).form();
     groups[1].close();
@@ -110,5 +125,6 @@ fn a_message_with_a_rank_that_left_fails_at_once() {
     assert_eq!((error.kind(), error.peer().map(|p| p.rank)), (Kind::PeerClosed, Some(1)), "{error}");
     let error = groups[2].recv(1, &mut [0]).expect_err("rank 1 has left");
     assert_eq!(error.peer().map(|p| p.rank), Some(1), "{error}");
+    assert!(error.to_string().contains("has left; see its own output"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(5));
 }

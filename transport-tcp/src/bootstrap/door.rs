@@ -61,10 +61,10 @@ impl pending::Door for Door<'_> {
     }
 
     fn turned_away(&mut self, from: SocketAddr, dropped: Dropped) {
-        if let Some((text, proved)) = self.away.say(self.context, from, &dropped, self.now)
+        if let Some(refusal) = self.away.say(self.context, from, &dropped, self.now)
             && self.meets
         {
-            self.away.refusals.add(text, proved);
+            self.away.refusals.add(refusal);
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::dial::Dial;
 use crate::forming::with_notes;
 use crate::hello::Role;
 use crate::link::{Frame, FrameKind};
+use crate::refusals::KEY_ADVICE;
 
 /// The most that is queued for a link beyond the handler's messages, in bytes.
 const MOST_AHEAD: usize = 64 << 10;
@@ -217,7 +218,7 @@ impl Star {
                 }
                 Ok(())
             }
-            FrameKind::Message => Ok(()),
+            FrameKind::Message | FrameKind::Refusal => Ok(()),
         }
     }
 
@@ -330,12 +331,15 @@ impl Star {
             return dial.error(now);
         }
         let what = match () {
-            () if *own != 0 => format!("is not there: no word of it came from rank 0 within {seconds:.1} s"),
+            () if *own != 0 => format!("is not there: it has not joined within {seconds:.1} s"),
             () if self.meeting.began(first) => format!("did not finish its card within {seconds:.1} s"),
             () if self.base.control.up(first).is_some() => format!("connected, but sent no card within {seconds:.1} s"),
             () => format!("is not there: it did not connect to rank 0 at {coordinator} within {seconds:.1} s"),
         };
-        let advice = format!("is rank {first} started, with {coordinator} as coordinator?");
+        let advice = match self.base.away.refusals.of_key() {
+            true => KEY_ADVICE.to_owned(),
+            false => format!("is rank {first} started, with {coordinator} as coordinator?"),
+        };
         let what = format!("{what}{}", further(&missing, "there"));
         with_notes(error(first, what), self.refused()).with_advice(advice)
     }

@@ -1,6 +1,6 @@
 //! The service thread's part in forming: from what its links and dials say to a group that has formed, or failed.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nuvec_transport::{Error, Kind, RingLinks};
 
@@ -13,6 +13,9 @@ use crate::forming::{Forming, with_notes};
 use crate::link::{Frame, FrameKind};
 
 const _: () = assert!(TO_RIGHT + FROM_LEFT == 1, "the other link is found by subtraction");
+
+/// How long a rank whose forming failed stays for its left to come: longer than that one's pauses.
+const STAY: Duration = Duration::from_millis(1100);
 
 /// What forming gave.
 pub(crate) struct Formed {
@@ -34,9 +37,10 @@ pub(super) enum Phase {
 
 impl Service {
     /// When forming must be over, while it is not.
-    pub(super) fn forming_timer(&self) -> Option<Instant> {
+    pub(super) fn forming_timer(&self, now: Instant) -> Option<Instant> {
         match &self.phase {
-            Phase::Forming(forming) => Some(forming.deadline),
+            Phase::Forming(forming) if now < forming.deadline => Some(forming.deadline),
+            Phase::Forming(forming) => Some(forming.patience),
             Phase::Settling { deadline, .. } => Some(*deadline),
             Phase::Formed => None,
         }
@@ -48,6 +52,10 @@ impl Service {
         let learned = match kind {
             FrameKind::Card => forming.cards.learn(payload),
             FrameKind::Ready => forming.cards.learn_ready(payload),
+            FrameKind::Refusal => match forming.told.learn(payload, self.base.context.size) {
+                true => Learned::New,
+                false => Learned::Known,
+            },
             FrameKind::Message => return,
         };
         match learned {
@@ -56,14 +64,42 @@ impl Service {
             Learned::Malformed(what) => {
                 let from = if link == TO_RIGHT { self.base.context.right() } else { self.base.context.left() };
                 let peer = self.base.context.peer(from, 0);
-                self.base.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
+                self.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
             }
             Learned::Unfit(rank, what) => {
                 // The other neighbour finds the same, and so need not ask why this rank left.
                 self.base.control.send(1 - link, *kind, payload);
                 let peer = self.base.context.peer(rank, 0);
-                self.base.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
+                self.fail(Error::new(Kind::Mismatch, what).with_peer(&peer), now);
             }
+        }
+    }
+
+    /// Forming has failed before its time was up. The others are told at once; where the left has not come yet, this rank
+    /// stays a moment: the left then hears why, and passes it on, instead of finding nobody there.
+    pub(super) fn fail(&mut self, why: Error, now: Instant) {
+        if self.failed.is_none() && self.base.goes_on() {
+            let why = self.base.tell_failed(why, now);
+            // Without descriptors it could take no left that comes.
+            let until = if why.kind() == Kind::Exhausted { now } else { now + STAY };
+            self.failed = Some((why, until));
+        }
+    }
+
+    /// When a rank whose forming failed leaves.
+    pub(super) fn failed_timer(&self) -> Option<Instant> {
+        self.failed.as_ref().map(|(_, until)| *until)
+    }
+
+    /// Whether a rank whose forming failed need stay no longer: its left has been told, or refused.
+    fn check_failed(&mut self, now: Instant) {
+        let Some((_, until)) = &self.failed else { return };
+        let told = self.base.control.is_up(FROM_LEFT) || self.base.control.has_ended(FROM_LEFT);
+        let over = now >= *until || self.forming_timer(now).is_none_or(|end| now >= end);
+        if (told || over || !self.base.away.refusals.is_empty())
+            && let Some((why, _)) = self.failed.take()
+        {
+            self.base.give_up(why, now);
         }
     }
 
@@ -75,8 +111,9 @@ impl Service {
                 && !forming.complete()
             {
                 let what = format!("left before the group had formed: it {}", why.what());
-                self.base
-                    .fail(with_notes(why.with_what(what), self.base.away.refusals.text(self.base.context.rank)), now);
+                let why = why.with_what(what).with_advice("see its own output");
+                let why = with_notes(why, self.base.away.refusals.text(self.base.context.rank));
+                self.fail(why, now);
             }
         }
     }
@@ -88,7 +125,10 @@ impl Service {
         }
         if let Some(poison) = self.base.control.poisoned() {
             let poison = poison.clone();
-            return self.base.fail(poison, now);
+            self.fail(poison, now);
+        }
+        if self.failed.is_some() {
+            return self.check_failed(now);
         }
         if let Phase::Forming(forming) = &mut self.phase
             && forming.connected(&self.base.control)
@@ -100,8 +140,13 @@ impl Service {
             Phase::Forming(forming) if forming.complete() => self.settle(),
             Phase::Forming(forming) if now >= forming.deadline => {
                 let unreached = self.dials.unreached(Purpose::is_to_right, now);
+                // A rank that dialled the missing one, or refused it, says more: all fail with what is said first.
+                let knows = unreached.is_some() || !self.base.away.refusals.is_empty();
+                if !knows && now < forming.patience {
+                    return;
+                }
                 let error =
-                    forming.timed_out(&self.base.context, &self.base.control, unreached, &self.base.away.refusals, now);
+                    forming.timed_out(&self.base.context, &self.base.control, unreached, &self.base.away.refusals);
                 self.base.fail(with_notes(error, self.base.listeners.shortage()), now);
             }
             _ => {}
@@ -112,7 +157,7 @@ impl Service {
     /// Everything is there.
     fn settle(&mut self) {
         let Phase::Forming(forming) = &mut self.phase else { return };
-        let (summary, ring, deadline) = (forming.cards.summary(), forming.ring(), forming.deadline);
+        let (summary, ring, deadline) = (forming.cards.summary(), forming.ring(), forming.patience);
         self.session = summary.session;
         let formed = Box::new(Formed { summary, ring });
         self.phase = Phase::Settling { targets: self.base.control.targets(), deadline, formed };

@@ -40,6 +40,8 @@ fn a_left_neighbour_that_alone_is_missing_is_the_one_that_is_named() {
     let e = group.connect().swap_remove(1).unwrap().map(drop).unwrap_err();
     assert_eq!((e.kind(), e.peer().map(|p| p.rank)), (Kind::TimedOut, Some(0)), "{e}");
     assert!(e.to_string().contains("did not connect to rank 1 within 0.8 s"), "{e}");
+    let advice = "; is rank 0 started, and does the firewall of rank 1 let the port in?";
+    assert!(e.to_string().ends_with(advice), "{e}");
 }
 
 #[test]
@@ -76,7 +78,35 @@ fn ranks_beyond_the_neighbours_are_named_when_their_word_does_not_come() {
     group.options[1].timeout = Duration::from_millis(800);
     let e = group.connect().swap_remove(1).unwrap().map(drop).unwrap_err();
     assert_eq!((e.kind(), e.peer().map(|p| p.rank)), (Kind::TimedOut, Some(4)), "{e}");
-    assert!(e.to_string().contains("no word of it came round"), "{e}");
+    assert!(e.to_string().contains("has not joined within 0.8 s"), "{e}");
+    assert!(e.to_string().ends_with("; is rank 4 started, and does its firewall let the port in?"), "{e}");
+}
+
+#[test]
+fn of_a_rank_that_never_starts_the_one_that_dials_it_speaks_first() {
+    let round = |size: usize, missing: usize| {
+        let mut group = Group::new("127.0.0.1", size, 1)
+            .options(Options::default().timeout(Duration::from_secs(3)))
+            .without(missing);
+        group.notes.iter_mut().for_each(|notes| notes.outspoken = true);
+        let dialler = (missing + size - 1) % size;
+        for (rank, e) in group.fail().into_iter().enumerate().filter_map(|(rank, e)| Some((rank, e?))) {
+            let line = e.to_string();
+            if rank != dialler {
+                assert!(line.contains("said that it failed"), "rank {missing} of {size}: {line}");
+                continue;
+            }
+            assert_eq!(e.peer().map(|p| p.rank), Some(missing), "{line}");
+            assert!(line.contains("did not answer: connection refused (tried "), "rank {missing} of {size}: {line}");
+            let advice = format!("; is rank {missing} started, and does its firewall let the port in?");
+            assert!(line.ends_with(&advice), "{line}");
+        }
+    };
+    std::thread::scope(|scope| {
+        for (size, missing) in (3..=5).flat_map(|size| (0..size).map(move |missing| (size, missing))) {
+            scope.spawn(move || round(size, missing));
+        }
+    });
 }
 
 #[test]
@@ -151,5 +181,9 @@ fn a_name_that_does_not_resolve_is_said_to() {
     let nodes = [addresses("127.0.0.1", &own), vec![Address::new(&host, 5000)]];
     let e = connect_with_listeners(own, &nodes, 0, &short(), Box::new(Notes::default())).unwrap_err();
     assert_eq!(e.kind(), Kind::TimedOut, "{e}");
-    assert!(e.to_string().contains(&format!("rank 1 ({host}:5000) could not be resolved")), "{e}");
+    let line = e.to_string();
+    assert!(line.contains(&format!("rank 1 ({host}:5000) could not be resolved: ")), "{line}");
+    // No address was ever tried, so none is counted.
+    assert!(!line.contains("tried") && line.contains("(for 1.2 s)"), "{line}");
+    assert!(line.ends_with("; check the name, or use the address"), "{line}");
 }

@@ -99,6 +99,9 @@ fn a_key_here_and_none_there_or_another_is_refused_with_key_and_nothing_more() {
     {
         let ends = intrude(victim, intruder, |_| {});
         check(&ends, Rejection::Key, "key", "key");
+        for line in [ends.0.to_string(), ends.1.to_string()] {
+            assert!(line.ends_with("; give every rank the same key"), "{line}");
+        }
     }
 }
 
@@ -106,7 +109,7 @@ fn a_key_here_and_none_there_or_another_is_refused_with_key_and_nothing_more() {
 fn strangers_without_the_key_are_one_line_whatever_rank_they_claim_and_come_after_a_rank_that_has_it() {
     let (own, absent) = (listeners("127.0.0.1", 1), Reserved::new());
     let nodes = [vec![absent.address()], addresses("127.0.0.1", &own)];
-    let short = keyed(SECRET).timeout(Duration::from_secs(3));
+    let short = keyed(SECRET).timeout(Duration::from_secs(5));
     let intrude = |rank: usize, size: usize, options: &Options| {
         let theirs = listeners("127.0.0.1", 1);
         let mut their_nodes = vec![vec![absent.address()]; size];
@@ -116,13 +119,110 @@ fn strangers_without_the_key_are_one_line_whatever_rank_they_claim_and_come_afte
     };
     std::thread::scope(|scope| {
         let victim = scope.spawn(|| connect_with_listeners(own, &nodes, 1, &short, handler()).map(drop).unwrap_err());
-        for rank in 0..10 {
-            assert_eq!(intrude(rank, 12, &options()).kind(), Kind::Rejected(Rejection::Key));
-        }
+        // At once: each stays a moment, for a left of its own that never comes.
+        std::thread::scope(|scope| {
+            for rank in 0..10 {
+                scope.spawn(move || assert_eq!(intrude(rank, 12, &options()).kind(), Kind::Rejected(Rejection::Key)));
+            }
+        });
         assert_eq!(intrude(0, 3, &keyed(SECRET)).kind(), Kind::Rejected(Rejection::Size));
         let line = victim.join().unwrap().to_string();
         assert!(line.contains("refused by rank 1: 127.0.0.1 (as rank 0) counts 3 ranks, "), "{line}");
         assert!(line.contains(", 127.0.0.1 has another key, or none (10 times)"), "{line}");
+    });
+}
+
+/// Connects four ranks, of which rank 2 has another key and the ranks `late` come so much later, if it has left by then;
+/// what each ends with.
+fn with_another_key(late: &[usize], by: Duration, timeout: Duration) -> Vec<Error> {
+    let mut group = Group::new("127.0.0.1", 4, 1).options(keyed(SECRET).timeout(timeout));
+    group.options[2] = keyed(OTHER_SECRET).timeout(timeout);
+    group.notes.iter_mut().for_each(|notes| notes.outspoken = true);
+    // A listener that nobody has begun to serve would keep those who come early.
+    let mut held: Vec<_> = (0..4).map(|_| None).collect();
+    for rank in late {
+        held[*rank] = Some(group.hold(*rank));
+    }
+    let Group { nodes, listeners, notes, options, .. } = &mut group;
+    std::thread::scope(|scope| {
+        let start = |(rank, held): (usize, Option<Reserved>)| {
+            let (nodes, options, notes, own) = (&*nodes, &options[rank], notes[rank].clone(), listeners[rank].take());
+            scope.spawn(move || {
+                let own = match held {
+                    None => own.unwrap(),
+                    Some(held) => {
+                        std::thread::sleep(by);
+                        vec![held.listen()]
+                    }
+                };
+                connect_with_listeners(own, nodes, rank, options, Box::new(notes)).map(drop).unwrap_err()
+            })
+        };
+        let ranks: Vec<_> = held.into_iter().enumerate().map(start).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn a_rank_with_another_key_is_named_with_it_at_once_by_every_rank_whoever_comes_first() {
+    let round = |late: &[usize]| {
+        let began = Instant::now();
+        let errors = with_another_key(late, Duration::from_millis(400), PATIENCE);
+        assert!(began.elapsed() < Duration::from_secs(8), "{late:?} late: {:?}", began.elapsed());
+        for (rank, e) in errors.iter().enumerate() {
+            let line = e.to_string();
+            // Rank 1 dials it, and tells the others.
+            let said = rank == 0 || rank == 3;
+            assert!(
+                said && line.contains("said that it failed") || line.contains("has another key, or none"),
+                "{line}"
+            );
+            assert!(said || e.kind() == Kind::Rejected(Rejection::Key), "{line}");
+            assert!(said || line.ends_with("; give every rank the same key"), "{line}");
+        }
+        assert_eq!(errors[1].peer().map(|p| p.rank), Some(2));
+    };
+    std::thread::scope(|scope| {
+        for late in 0..16_usize {
+            let late: Vec<usize> = (0..4).filter(|rank| late & 1 << rank != 0).collect();
+            scope.spawn(move || round(&late));
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_left_because_of_its_key_before_the_others_came_is_explained_by_who_refused_it() {
+    // Rank 1 comes when rank 2 has left, so that nobody is there whom it could dial.
+    let errors = with_another_key(&[1], Duration::from_millis(2500), Duration::from_secs(5));
+    let mut explained = 0;
+    for rank in [0, 1, 3] {
+        let (e, line) = (&errors[rank], errors[rank].to_string());
+        if line.contains("said that it failed") {
+            continue;
+        }
+        explained += 1;
+        assert_eq!((e.kind(), e.peer().map(|p| p.rank)), (Kind::TimedOut, Some(2)), "{line}");
+        assert!(line.contains("refused by rank 3: 127.0.0.1 has another key, or none"), "{line}");
+        assert!(line.ends_with("; give every rank the same key") && !line.contains("is rank 2 started"), "{line}");
+    }
+    assert!(explained > 0);
+}
+
+#[test]
+fn a_stranger_that_is_refused_fails_no_group() {
+    let mut group = Group::new("127.0.0.1", 3, 1).options(keyed(SECRET));
+    let late = group.listeners[1].take().unwrap();
+    let (nodes, target) = (group.nodes.clone(), group.nodes[2].clone());
+    std::thread::scope(|scope| {
+        let others = scope.spawn(move || group.connect());
+        let theirs = listeners("127.0.0.1", 1);
+        let their_nodes = [vec![Reserved::new().address()], addresses("127.0.0.1", &theirs), target];
+        let e = connect_with_listeners(theirs, &their_nodes, 1, &keyed(OTHER_SECRET), handler()).map(drop).unwrap_err();
+        assert_eq!(e.kind(), Kind::Rejected(Rejection::Key), "{e}");
+        let second = connect_with_listeners(late, &nodes, 1, &keyed(SECRET), handler()).unwrap();
+        let mut all: Vec<_> = others.join().unwrap().into_iter().map(|rank| rank.map(Result::unwrap)).collect();
+        all[1] = Some(second);
+        check_ring(&all.into_iter().flatten().collect::<Vec<_>>());
     });
 }
 

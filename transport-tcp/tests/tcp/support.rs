@@ -20,6 +20,8 @@ pub(crate) struct Told {
     pub(crate) ended: Vec<(LinkId, String)>,
     pub(crate) failed: Vec<String>,
     pub(crate) ticks: usize,
+    /// Whether it has told others that forming failed, and tells whoever comes later.
+    outspoken: bool,
     /// What the next call sends.
     pub(crate) outbox: Vec<(LinkId, Vec<u8>)>,
 }
@@ -57,6 +59,9 @@ impl ControlHandler for Notes {
     }
 
     fn link_up(&mut self, link: LinkId, peer: &Peer, _: Duration, out: &mut Outbox) {
+        if self.outspoken && self.told.lock().unwrap().outspoken {
+            out.messages.push((link, b"failed".to_vec()));
+        }
         self.note(out, |told| told.up.push((link, peer.rank)));
     }
 
@@ -65,6 +70,7 @@ impl ControlHandler for Notes {
             out.messages.push((LinkId(1 - link.0), b"failed".to_vec()));
             let error = Error::new(nuvec_transport::Kind::Mismatch, "said that it failed");
             out.poisoned.push((GroupId::ROOT, error));
+            self.told.lock().unwrap().outspoken = true;
         }
         self.note(out, |told| told.messages.push((link, message.to_vec())));
     }
@@ -76,6 +82,7 @@ impl ControlHandler for Notes {
     fn forming_failed(&mut self, why: &Error, _: Duration, out: &mut Outbox) {
         if self.outspoken {
             out.messages.extend([LinkId(0), LinkId(1)].map(|link| (link, b"failed".to_vec())));
+            self.told.lock().unwrap().outspoken = true;
         }
         self.note(out, |told| told.failed.push(why.to_string()));
     }
@@ -130,6 +137,14 @@ impl Group {
             self.held.push(Reserved::at(address));
         }
         self
+    }
+
+    /// Takes a rank's one listener and keeps its port: nobody listens there for now.
+    pub(crate) fn hold(&mut self, rank: usize) -> Reserved {
+        let listener = self.listeners[rank].take().unwrap().remove(0);
+        let address = listener.local_addr().unwrap();
+        drop(listener);
+        Reserved::at(address)
     }
 
     /// Connects every rank that has listeners, each on its own thread.
