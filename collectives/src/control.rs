@@ -250,11 +250,12 @@ impl Control {
     }
 
     /// What `error`, a time-out of this rank's call on group `id`, comes to: the rank that holds everybody up, by what
-    /// the ranks last said, and where each stands. A rank is silent if nothing was heard of it for `patience`.
-    pub(crate) fn blame(&self, id: GroupId, group: &GroupState, error: Error, patience: Duration) -> Error {
+    /// the ranks last said, and where each stands; and whether they told, or it is only whom this rank waits for. A rank is
+    /// silent if nothing was heard of it for `patience`.
+    pub(crate) fn blame(&self, id: GroupId, group: &GroupState, error: Error, patience: Duration) -> (Error, bool) {
         let mut state = self.shared.state.lock();
         state.inquiring = false;
-        let Some((doing, sequence, waits)) = group.current() else { return error };
+        let Some((doing, sequence, waits)) = group.current() else { return (error, true) };
         let rank = self.shared.rank() as u32;
         let mut stuck = Stuck { rank, group: id, doing, sequence, waits };
         // If those who pass on every word are all silent, so is everybody else, and that says nothing about them.
@@ -277,6 +278,7 @@ impl Control {
                 _ => break,
             }
         }
+        let told = verdict != Verdict::Unknown;
         let (rank, text, advice) = match verdict {
             Verdict::Rank { rank, text } if table.is_gone(rank) => (rank, text, Some(OUTPUT.to_owned())),
             Verdict::Rank { rank, text } => (rank, text, advice),
@@ -289,10 +291,11 @@ impl Control {
         let standing_of = if id == GroupId::ROOT { "where the ranks stand" } else { "where the ranks of all stand" };
         let blamed = Error::new(error.kind(), format!("{text} ({standing_of}: {standing})"))
             .with_peer(&self.shared.peer(rank as usize));
-        match advice {
+        let blamed = match advice {
             Some(advice) => blamed.with_advice(advice),
             None => blamed,
-        }
+        };
+        (blamed, told)
     }
 }
 

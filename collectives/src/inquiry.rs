@@ -16,6 +16,8 @@ pub(crate) struct Inquiry {
     error: Error,
     /// When the answer is given without the others' word. Times are since the group was made.
     until: Duration,
+    /// When it is given although it is a guess.
+    guess: Duration,
     about: About,
 }
 
@@ -44,12 +46,12 @@ impl Inquiry {
             }
             _ => (About::Nothing, Duration::ZERO),
         };
-        Self { error, until: now + grace, about }
+        Self { error, until: now + grace, guess: now + GRACE, about }
     }
 
     /// When to look again at the latest.
-    pub(crate) fn until(&self) -> Duration {
-        self.until
+    pub(crate) fn until(&self, now: Duration) -> Duration {
+        if now < self.until { self.until } else { self.guess }
     }
 
     /// The answer, once there is one.
@@ -70,7 +72,12 @@ impl Inquiry {
                 control.missing(&waits, patience).unwrap_or_else(|| self.error.clone())
             }),
             About::TimedOut { asked, patience } => {
-                (over || control.all_heard_since(asked)).then(|| control.blame(id, group, self.error.clone(), patience))
+                if !over && !control.all_heard_since(asked) {
+                    return None;
+                }
+                // Where the reports do not tell, another rank may know from its own links, and say so.
+                let (error, told) = control.blame(id, group, self.error.clone(), patience);
+                (told || now >= self.guess).then_some(error)
             }
         }
     }

@@ -202,7 +202,7 @@ impl<F: Fabric> Communicator<F> {
             if let Some(cause) = inquiry.step(now, self.id, &self.group, &self.control) {
                 return cause;
             }
-            let left = inquiry.until().saturating_sub(now);
+            let left = inquiry.until(now).saturating_sub(now);
             if wait_any(&[wake.park()], Deadline::after(left)).is_ok_and(|ready| ready) {
                 wake.drain();
             }

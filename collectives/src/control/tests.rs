@@ -248,7 +248,8 @@ fn a_time_out_is_blamed_on_the_rank_that_went_silent() {
             tick(&mut ranks, Duration::from_secs(32), &[stopped]);
             assert!(!ranks[0].0.all_heard_since(asked));
             let error = Error::new(Kind::TimedOut, "sent nothing").with_peer(&Peer::new(1, "host1:1"));
-            let blamed = ranks[0].0.blame(GroupId::ROOT, &groups[0], error, Duration::from_secs(15));
+            let (blamed, told) = ranks[0].0.blame(GroupId::ROOT, &groups[0], error, Duration::from_secs(15));
+            assert!(told);
             // The cut between the ring's two ways round may hide ranks behind the stopped one, never the stopped one.
             assert_eq!(blamed.peer().map(|p| p.rank), Some(stopped), "{n} ranks: {blamed}");
             assert!(blamed.to_string().contains("no sign of life for 31.0 s"), "{blamed}");
