@@ -65,6 +65,14 @@ pub(super) fn all(programs: &Programs) -> Vec<Part> {
         limit: minutes(2),
         ..Part::default()
     });
+    parts.push(Part {
+        name: "ranks that end right after their last sum, 5 % of the packets lost".into(),
+        command: vec!["sh".into(), "-euc".into(), LAST_SUMS.into(), programs.rank.display().to_string()],
+        devices: 3,
+        loss: 5.0,
+        limit: minutes(5),
+        ..Part::default()
+    });
     // Ranks on devices of their own.
     let mut ring_test = |ranks: usize, options: &str, loss: f64| {
         let program = ["--program".into(), programs.rank.display().to_string()];
@@ -97,6 +105,20 @@ pub(super) fn all(programs: &Programs) -> Vec<Part> {
     }
     parts
 }
+
+/// Ranks that have nothing more to do after one sum, several times: $0 is their program.
+const LAST_SUMS: &str = r#"
+export MLX_IBV_DEVICES=/tmp/devices.json MLX_JACCL_COORDINATOR=127.0.0.1:29999
+echo '[[null, "rxe0", "rxe0"], ["rxe1", null, "rxe1"], ["rxe2", "rxe2", null]]' >$MLX_IBV_DEVICES
+for queue_pairs in rc uc rc uc rc uc rc uc rc uc; do
+    export NUVEC_DISTRIBUTED_QUEUE_PAIRS=$queue_pairs
+    ranks=
+    for rank in 0 1 2; do
+        MLX_RANK=$rank "$0" check --seed 1 --quick --sizes 40000 --only all_sum/float32 & ranks="$ranks $!"
+    done
+    for rank in $ranks; do wait $rank; done
+done
+"#;
 
 /// Launches that must fail, and for the right reason: $0 is the rank's program.
 const REFUSALS: &str = r#"
