@@ -67,7 +67,9 @@ pub(super) fn find(table: &Table, stuck: &Stuck, now: Duration, patience: Durati
         let blame = |text: String| Verdict::Rank { rank, text };
         let Some(report) = table.get(rank) else {
             // It may have worked all along, and left where no control link tells of it.
-            return blame("has not said what it does: it is stopped, has ended, or its machine or link is down".into());
+            return blame(
+                "has given no sign of life lately: it is stopped, has ended, or its machine or link is down".into(),
+            );
         };
         if report.gone {
             return blame("has left".into());
@@ -244,7 +246,7 @@ mod tests {
     fn a_rank_that_left_or_was_never_heard_of_is_named() {
         let mut t = table(&[]);
         let (rank, text) = blamed(find(&t, &stuck(Doing::RECV, &[1]), NOW, PATIENCE));
-        assert!(rank == 1 && text.starts_with("has not said what it does: "), "{text}");
+        assert!(rank == 1 && text.starts_with("has given no sign of life lately: "), "{text}");
         t.take(vec![Entry { rank: 1, counter: 0, state: State::Gone }], NOW);
         assert_eq!(blamed(find(&t, &stuck(Doing::RECV, &[1]), NOW, PATIENCE)).1, "has left");
     }
