@@ -143,7 +143,7 @@ fn training_and_sharded_layers_equal_one_process_on_every_rank() {
         // What does not divide is said in one line.
         let finished = launch(7, &[program]);
         assert_eq!(finished.status.code(), Some(1), "{finished:?}");
-        let why = |line: &String| line.contains("Error: ") && line.contains("into 7 ");
+        let why = |line: &String| line.contains("error: ") && line.contains("into 7 ");
         assert!(finished.lines.iter().any(why), "{finished:?}");
     }
 }

@@ -28,9 +28,9 @@ fn another_thread_sees_where_every_rank_stands_and_a_closed_group_says_so() {
     assert!(table[1].starts_with("rank 1: idle"), "{table:?}");
     assert!(table[2].starts_with("rank 2: all_sum #2 waits for"), "{table:?}");
     for line in [table[0], table[2]] {
-        let since = line.split_once("since ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<f64>().ok());
+        let age = line.split_once(", for ").and_then(|(_, rest)| rest.split(' ').next()?.parse::<f64>().ok());
         // Rank 0 asked after 2.8 s.
-        assert!(since.is_some_and(|since| since < 4.0), "{line}");
+        assert!(age.is_some_and(|age| age < 4.0), "{line}");
     }
     let asked: f64 = finished[0].said("@asked").next().unwrap().parse().unwrap();
     assert!(asked < 0.5, "asking took {asked} s");

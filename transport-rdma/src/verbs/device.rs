@@ -171,7 +171,8 @@ impl Device {
         let infiniband = attributes.link_layer == b::IBV_LINK_LAYER_INFINIBAND as u8 && attributes.lid != 0;
         let gid = match gid_index {
             Some(index) => entries.iter().copied().find(|entry| u32::from(entry.index) == index).ok_or_else(|| {
-                let what = format!("the GID table of {name} has no entry {index}; it has {entries:?}");
+                let known: Vec<_> = entries.iter().map(|entry| format!("{} ({})", entry.index, entry.gid)).collect();
+                let what = format!("the GID table of {name} has no entry {index}; it has {}", known.join(", "));
                 Error::new(Kind::Device, what).with_advice("choose another index, or none")
             })?,
             None => match choose(&entries) {

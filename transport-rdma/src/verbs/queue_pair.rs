@@ -408,7 +408,7 @@ impl Prepared {
             max_rd_atomic: u8::from(reliable),
             // 4.096 µs · 2^18 = 1.1 s, or up to four times that, depending on the device, which sends seven times. That is for
             // what is lost: a peer that is dead is noticed by its bootstrap connection, one that is cut off by the call's
-            // time-out. Shorter, and a device that is merely slow (Soft-RoCE on a busy machine: 0.3 s) sends again what is
+            // time-out, or after these 8 to 31 s. Shorter, and a device that is merely slow (Soft-RoCE on a busy machine: 0.3 s) sends again what is
             // under way. Soft-RoCE takes 7 retries for any number.
             timeout: if reliable { 18 } else { 0 },
             retry_cnt: if reliable { 6 } else { 0 },

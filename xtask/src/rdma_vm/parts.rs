@@ -22,9 +22,10 @@ pub(crate) struct Programs {
 impl Programs {
     /// Those among `executables`.
     pub(crate) fn among(executables: &[cargo::Executable]) -> Result<Self> {
+        let rank = cargo::program(executables, "rank")?;
         Ok(Self {
-            xtask: std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?,
-            rank: cargo::program(executables, "rank")?,
+            xtask: this_program(&rank)?,
+            rank,
             conformance: cargo::program(executables, "conformance")?,
             build_ups: cargo::program(executables, "build_ups")?,
             perftest: cargo::program(executables, "perftest")?,
@@ -36,6 +37,19 @@ impl Programs {
         let arguments = ["build", "--profile", "ci", "--bin", "rank", "--examples"];
         Self::among(&cargo::build(&[&arguments[..], &packages[..]].concat())?)
     }
+}
+
+/// Where this program is. One that was built anew since it began, as a continuous integration's is, is no longer there:
+/// then it is a copy in the folder of `beside`.
+fn this_program(beside: &Path) -> Result<PathBuf> {
+    let failed = |e: std::io::Error| format!("cannot find this program: {e}");
+    let program = std::env::current_exe().map_err(failed)?;
+    if program.exists() {
+        return Ok(program);
+    }
+    let copy = beside.with_file_name("xtask-of-rdma-vm");
+    std::fs::copy("/proc/self/exe", &copy).map_err(failed)?;
+    Ok(copy)
 }
 
 /// The RDMA tests. All share one machine, and each begins with all cables plugged in.
