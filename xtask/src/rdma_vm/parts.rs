@@ -112,8 +112,6 @@ pub(super) fn all(programs: &Programs) -> Vec<Part> {
         ring_test(3, &only("--topology mesh --only mixed"), 1.0);
         ring_test(3, &only("--topology ring --only mixed"), 1.0);
         ring_test(2, &only("--cut 1"), 0.0);
-        ring_test(3, &only("--cut 1"), 0.0);
-        ring_test(4, &only("--topology ring --cut 1"), 0.0);
         ring_test(3, &only("--kill 1"), 0.0);
         ring_test(3, &only("--topology ring --kill 0"), 0.0);
     }
