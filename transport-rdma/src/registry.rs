@@ -1,4 +1,4 @@
-//! [`Registry`]: the ends that the service thread looks after.
+//! [`Registry`]: the ends that the service thread looks after, and that closing, and the exit of the process, wait for.
 
 use std::sync::{Arc, Once, Weak};
 use std::time::Duration;
@@ -32,7 +32,9 @@ extern "C" fn linger_at_exit() {
         let open: Vec<_> = all.drain(..).filter_map(|registry| registry.upgrade()).collect();
         drop(all);
         let deadline = Deadline::after(LINGER);
-        open.iter().filter(|registry| registry.process == std::process::id()).for_each(|r| r.linger(deadline));
+        open.iter()
+            .filter(|registry| registry.process == std::process::id())
+            .for_each(|r| r.attend_while(Endpoint::has_more_to_say, deadline));
     });
     drop(lingered);
 }
@@ -52,11 +54,11 @@ impl Registry {
         this
     }
 
-    /// Waits until everything that was sent has arrived, or cannot, or the deadline passes.
-    fn linger(&self, deadline: Deadline) {
+    /// Looks after every end as long as that is so of one, until the deadline.
+    fn attend_while(&self, holds: fn(&Endpoint) -> bool, deadline: Deadline) {
         while !deadline.expired() {
             self.attend();
-            if !self.ends.lock().iter().any(|end| end.has_more_to_say()) {
+            if !self.ends.lock().iter().any(|end| holds(end)) {
                 break;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -81,13 +83,7 @@ impl Registry {
 
     /// Waits until all ends whose halves are gone have said everything, or the deadline passes; then lets go of all.
     pub(crate) fn close(&self, deadline: Deadline) {
-        while !deadline.expired() {
-            self.attend();
-            if !self.ends.lock().iter().any(|end| end.is_abandoned()) {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.attend_while(Endpoint::is_abandoned, deadline);
         self.ends.lock().clear();
     }
 

@@ -2,7 +2,7 @@
 //!
 //! [`bindings`] is generated from rdma-core's header (`cargo xtask codegen`) and declares no symbol: the library is opened
 //! at run time into a [`Verbs`], so that programs start where there is none. Everything here is as unsafe as C; the safe
-//! wrappers are `crate::verbs`'s. What may not live here: any decision.
+//! wrappers are `crate::verbs`'s. Beside it there is atexit(3). What may not live here: any decision.
 #![expect(unsafe_code, reason = "this is the C interface of the verbs library")]
 
 #[expect(
