@@ -4,7 +4,7 @@
 //! Anybody can be refused, strangers too. So what is kept and told is little, and no refusal ends anything by itself: it
 //! only explains, once the time is up, why a rank has not joined.
 
-use nuvec_transport::Rejection;
+use nuvec_transport::{Rejection, printable};
 
 /// What to do about keys that differ. How a key is given is not known here.
 pub const KEY_ADVICE: &str = "give every rank the same key";
@@ -79,6 +79,7 @@ impl Refusals {
 const MOST_TOLD: (usize, usize) = (4, 64);
 /// The longest text that is told, in bytes.
 const LONGEST: usize = 200;
+
 /// A refusal, as the rank that refused tells it to the others: the rank u32, little-endian, whether a key was the reason
 /// u8, and the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,8 +102,7 @@ impl Telling {
         let (by, rest) = bytes.split_first_chunk()?;
         let (key, text) = rest.split_first()?;
         let text = String::from_utf8_lossy(text.get(..LONGEST).unwrap_or(text));
-        let text = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        Some(Self { by: u32::from_le_bytes(*by) as usize, key: *key != 0, text })
+        Some(Self { by: u32::from_le_bytes(*by) as usize, key: *key != 0, text: printable(&text) })
     }
 }
 

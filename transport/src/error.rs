@@ -81,6 +81,17 @@ pub fn system_text(error: &std::io::Error) -> String {
     text
 }
 
+/// Text of another process as a part of a line: what breaks it, turns it round, or cannot be seen is a blank.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect()
+}
+
+/// Whether a character takes its place in a line: none that breaks it, turns it round, or cannot be seen.
+fn is_printable(c: char) -> bool {
+    let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    !c.is_control() && !hidden
+}
+
 /// An error of a transport or a collective: a [`Kind`] and a context. Cheap to clone.
 ///
 /// Its `Display` is one line: who, in which call, which peer at which address, what happened, and what to do about it

@@ -42,6 +42,6 @@ pub mod memory;
 
 pub use channel::{Channel, Peer, Receiver, Sender};
 pub use deadline::Deadline;
-pub use error::{Error, Kind, Rejection, Result, system_text};
+pub use error::{Error, Kind, Rejection, Result, printable, system_text};
 pub use fabric::{ControlHandler, Fabric, GroupId, LinkId, Links, MAX_CONTROL_MESSAGE, Outbox, RingLinks, Silent};
 pub use wait::{Interest, Park, Wake, wait_any};

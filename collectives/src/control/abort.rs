@@ -4,7 +4,7 @@
 //! type u8 = 1 · group u64 · first u32 · reporter u32 · kind u8 · sequence u64 (all ones: none) · text, at most 512 bytes
 //! ```
 
-use nuvec_transport::{Error, GroupId, Kind, Rejection};
+use nuvec_transport::{Error, GroupId, Kind, Rejection, printable};
 
 /// The message type.
 const TYPE: u8 = 1;
@@ -73,15 +73,9 @@ impl Abort {
             reporter: half(13),
             kind: KINDS.get(usize::from(fixed[17])).copied().unwrap_or(Kind::Io),
             sequence: Some(word(18)).filter(|&s| s != u64::MAX),
-            text: text.chars().map(|c| if is_printable(c) { c } else { ' ' }).collect(),
+            text: printable(&text),
         })
     }
-}
-
-/// Whether a character takes its place in a line: none that breaks it, turns it round, or cannot be seen.
-fn is_printable(c: char) -> bool {
-    let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-    !c.is_control() && !hidden
 }
 
 /// Every kind, by its code on the wire.
@@ -147,7 +141,7 @@ mod tests {
                 *first = TYPE;
             }
             if let Some(abort) = Abort::decode(&bytes) {
-                proptest::prop_assert!(abort.text.chars().all(is_printable));
+                proptest::prop_assert_eq!(printable(&abort.text), abort.text);
             }
         }
     }
