@@ -365,12 +365,11 @@ impl<F: Fabric> Communicator<F> {
             let (watch, sequence) = (self.watch(wake), streams.next_received(peer));
             self.group.enter(Doing::RECV, sequence);
             let rxs = streams.receivers(peer, &watch)?;
-            drive(
-                &mut [p2p::RecvHeader::new(&mut rxs[0], self.place.rank, sequence, data.len())],
-                &watch,
-                &Team::default(),
-            )?;
-            drive(&mut p2p::receive(rxs.iter_mut(), data), &watch, &Team::default())
+            let stripes = rxs.len();
+            let mut head = [p2p::RecvHeader::new(&mut rxs[0], stripes, self.place.rank, sequence, data)];
+            drive(&mut head, &watch, &Team::default())?;
+            let taken = head[0].taken();
+            drive(&mut p2p::receive(rxs.iter_mut(), data, taken), &watch, &Team::default())
         })
     }
 

@@ -211,7 +211,7 @@ impl<C: Channel> MlxRing<C> {
             let Inner { lanes, wake, .. } = inner;
             let rxs: Vec<_> =
                 lanes.iter_mut().skip(usize::from(side == Side::Left)).step_by(2).map(|l| &mut l.1).collect();
-            drive(&mut p2p::receive(rxs.into_iter(), data), &self.watch(wake), &Team::default())
+            drive(&mut p2p::receive(rxs.into_iter(), data, 0), &self.watch(wake), &Team::default())
         })
     }
 

@@ -16,6 +16,8 @@ use crate::stream::MAX_IO;
 const HEADER: usize = 16;
 /// The least that a stripe carries, unless the message ends before.
 const MIN_STRIPE: usize = 1024;
+/// The most data, in bytes, that are received together with the header, and copied: what is short costs one call less.
+const ALONG: usize = 4096;
 
 /// How many bytes each of `stripes` carries of a message of `bytes`.
 fn per_stripe(bytes: usize, stripes: usize) -> usize {
@@ -102,26 +104,44 @@ impl<S: Sender> Task for SendStripe<'_, S> {
     }
 }
 
-/// A message's header on its way in: nothing of another message is taken for data.
+/// A message's header on its way in, with the data that came along: nothing of another message is taken for data.
 pub(crate) struct RecvHeader<'a, R> {
     rx: &'a mut R,
     caller: usize,
     expected: [u8; HEADER],
     header: [u8; HEADER],
     got: usize,
+    first: &'a mut [u8],
+    taken: usize,
 }
 
 impl<'a, R: Receiver> RecvHeader<'a, R> {
-    /// The header of message `sequence` of `bytes`, on stripe 0, for rank `caller` of the group.
-    pub(crate) fn new(rx: &'a mut R, caller: usize, sequence: u64, bytes: usize) -> Self {
-        Self { rx, caller, expected: header(sequence, bytes), header: [0; HEADER], got: 0 }
+    /// The header of message `sequence` for `data`, on stripe 0 of `stripes`, for rank `caller` of the group.
+    pub(crate) fn new(rx: &'a mut R, stripes: usize, caller: usize, sequence: u64, data: &'a mut [u8]) -> Self {
+        let expected = header(sequence, data.len());
+        let along = data.len().min(per_stripe(data.len(), stripes)).min(ALONG);
+        Self { rx, caller, expected, header: [0; HEADER], got: 0, first: &mut data[..along], taken: 0 }
+    }
+
+    /// How many bytes of the data came along.
+    pub(crate) fn taken(&self) -> usize {
+        self.taken
     }
 }
 
 impl<R: Receiver> Task for RecvHeader<'_, R> {
     fn step(&mut self) -> Result<bool> {
-        let n = self.rx.try_recv(&mut self.header[self.got..])?;
-        self.got += n;
+        let Self { rx, expected, header, got, first, taken, .. } = self;
+        let n = rx.try_recv_with(HEADER - *got + first.len(), &mut |piece| {
+            let (of_header, data) = piece.split_at(piece.len().min(HEADER - *got));
+            header[*got..][..of_header.len()].copy_from_slice(of_header);
+            *got += of_header.len();
+            if header == expected {
+                first[*taken..][..data.len()].copy_from_slice(data);
+                *taken += data.len();
+            }
+            Ok(())
+        })?;
         if self.done() && self.header != self.expected {
             let word = |h: &[u8; HEADER], at: usize| u64::from_le_bytes(std::array::from_fn(|i| h[at + i]));
             let text = format!(
@@ -162,18 +182,19 @@ pub(crate) struct RecvStripe<'a, R> {
     got: usize,
 }
 
-/// The stripes that bring a message's data, once its header, if it has one, has come.
+/// The stripes that bring a message's data, once its header, if it has one, has come, and with it the first `taken` bytes.
 pub(crate) fn receive<'a, R: Receiver>(
     rxs: impl ExactSizeIterator<Item = &'a mut R>,
     data: &'a mut [u8],
+    taken: usize,
 ) -> Vec<RecvStripe<'a, R>> {
     let per = per_stripe(data.len(), rxs.len());
     let mut rest = data;
     let mut stripes = Vec::with_capacity(rxs.len());
-    for rx in rxs {
+    for (index, rx) in rxs.enumerate() {
         let (into, after) = rest.split_at_mut(rest.len().min(per));
         rest = after;
-        stripes.push(RecvStripe { rx, into, got: 0 });
+        stripes.push(RecvStripe { rx, into, got: if index == 0 { taken } else { 0 } });
     }
     stripes
 }
@@ -206,7 +227,48 @@ impl<R: Receiver> Task for RecvStripe<'_, R> {
 
 #[cfg(test)]
 mod tests {
+    use nuvec_transport::Channel;
+    use nuvec_transport::memory::{MemoryReceiver, pair};
+
     use super::*;
+
+    /// A stripe on which message `sequence` of these data has come whole.
+    fn sent(sequence: u64, data: &[u8]) -> MemoryReceiver {
+        let (a, b) = pair(1 << 16);
+        let mut tx = a.split().0;
+        let stripe = &mut send([&mut tx].into_iter(), Some(sequence), data)[0];
+        while !stripe.done() {
+            stripe.step().unwrap();
+        }
+        b.split().1
+    }
+
+    #[test]
+    fn short_data_come_with_the_header_and_of_long_ones_the_beginning() {
+        for bytes in [0, 1, 8, ALONG - 1, ALONG, ALONG + 1, 3 * ALONG] {
+            let data: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
+            let (mut rx, mut got) = (sent(7, &data), vec![0; bytes]);
+            let mut head = RecvHeader::new(&mut rx, 1, 0, 7, &mut got);
+            head.step().unwrap();
+            assert!(head.done());
+            let taken = head.taken();
+            assert_eq!(taken, bytes.min(ALONG));
+            let stripe = &mut receive([&mut rx].into_iter(), &mut got, taken)[0];
+            while !stripe.done() {
+                stripe.step().unwrap();
+            }
+            assert_eq!(got, data);
+        }
+    }
+
+    #[test]
+    fn nothing_of_another_message_comes_to_the_data() {
+        for (sequence, bytes) in [(6, 8), (8, 8), (7, 7), (7, 9), (7, 0)] {
+            let (mut rx, mut got) = (sent(sequence, &vec![1; bytes]), [0; 8]);
+            let e = RecvHeader::new(&mut rx, 1, 0, 7, &mut got).step().unwrap_err();
+            assert_eq!((e.kind(), got), (Kind::Mismatch, [0; 8]), "{e}");
+        }
+    }
 
     #[test]
     fn stripes_are_mlxs() {
