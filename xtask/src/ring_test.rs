@@ -105,7 +105,8 @@ pub(crate) struct Options {
     /// and --quick
     #[arg(long, value_name = "RANK", requires = "hostfile", requires = "seed")]
     pub(crate) rank: Option<usize>,
-    /// How long a rank waits for a peer without progress before it fails [default: 30; with --stop, --pause or --cut: 3]
+    /// How long a rank waits for a peer without progress before it fails: the ranks' NUVEC_DISTRIBUTED_TIMEOUT, which
+    /// their errors name [default: 30; with --stop, --pause or --cut: 3]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) timeout: Option<Duration>,
     /// End with an error, saying where each rank stands, if it takes longer than this in all

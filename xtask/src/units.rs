@@ -1,4 +1,4 @@
-//! Sizes and times, as people write and read them.
+//! Sizes, times and rates, as people write and read them.
 
 use crate::Result;
 
@@ -32,8 +32,23 @@ pub(crate) fn time_text(us: f64) -> String {
         us if us < 1e6 => (us / 1000.0, "ms"),
         us => (us / 1e6, "s"),
     };
+    format!("{} {unit}", three_digits(value))
+}
+
+/// Gigabytes (10⁹ bytes) a second, below one in the unit that fits, with three significant digits.
+pub(crate) fn rate_text(gigabytes: f64) -> String {
+    let (value, unit) = match gigabytes {
+        g if g >= 1.0 => (g, "GB/s"),
+        g if g >= 1e-3 => (g * 1e3, "MB/s"),
+        g => (g * 1e6, "kB/s"),
+    };
+    format!("{} {unit}", three_digits(value))
+}
+
+/// A number from 0 to 1000 with three significant digits.
+fn three_digits(value: f64) -> String {
     let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
-    format!("{value:.digits$} {unit}")
+    format!("{value:.digits$}")
 }
 
 #[cfg(test)]
@@ -49,10 +64,14 @@ mod tests {
     }
 
     #[test]
-    fn times_and_sizes_have_units() {
+    fn times_rates_and_sizes_have_units() {
         assert_eq!(
             [5.0, 12.34, 123.4, 2500.0, 3e6].map(time_text),
             ["5.00 µs", "12.3 µs", "123 µs", "2.50 ms", "3.00 s"]
+        );
+        assert_eq!(
+            [0.0, 12.5e-6, 0.0015, 0.12, 1.0, 23.45].map(rate_text),
+            ["0.00 kB/s", "12.5 kB/s", "1.50 MB/s", "120 MB/s", "1.00 GB/s", "23.4 GB/s"]
         );
         assert_eq!([0, 1023, 1024, 3 << 20, 1 << 30].map(size_text), ["0 B", "1023 B", "1 KiB", "3 MiB", "1 GiB"]);
     }

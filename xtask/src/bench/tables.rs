@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::figures::Figures;
 use super::plan::{Operation, Shape};
 use super::sides::Side;
-use crate::units::{size_text, time_text};
+use crate::units::{rate_text, size_text, time_text};
 
 /// A side's two columns.
 const COLUMNS: usize = 24;
@@ -43,7 +43,7 @@ fn times(figures: &Figures, sides: &[Side], shape: Shape, operation: Operation) 
                 || "-".to_string(),
                 |us| {
                     let bandwidth = measurement.bus_bandwidth(shape.ranks, us);
-                    format!("{} {:>7.3} GB/s", time_text(us), bandwidth)
+                    format!("{} {:>12}", time_text(us), rate_text(bandwidth))
                 },
             );
             let _ = write!(text, "{cell:>COLUMNS$}");
@@ -117,8 +117,8 @@ mod tests {
 
 all-reduce of float32, in place
      size                    ours                     mlx      ours:mlx
-      8 B    5.50 µs   0.001 GB/s    55.0 µs   0.000 GB/s          0.10
-    1 MiB     660 µs   1.589 GB/s     550 µs   1.907 GB/s          1.20
+      8 B    5.50 µs    1.45 MB/s    55.0 µs     145 kB/s          0.10
+    1 MiB     660 µs    1.59 GB/s     550 µs    1.91 GB/s          1.20
 
            CPU, all ranks     peak memory    before forming       CPU while waiting 1 s
      ours          1.50 s         3.0 MiB           2.0 MiB        0.1 % of a processor

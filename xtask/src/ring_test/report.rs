@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use crate::units::{size_text, time_text};
+use crate::units::{rate_text, size_text, time_text};
 
 /// A line of a rank's report.
 #[derive(Debug, Clone, PartialEq)]
@@ -140,7 +140,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
         for operation in &operations {
             match rows.iter().find(|row| row.bytes == size && row.operation == *operation) {
                 Some(row) => {
-                    let bandwidth = format!("{:.3} GB/s", row.gigabytes_per_second());
+                    let bandwidth = rate_text(row.gigabytes_per_second());
                     let _ = write!(table, "   {:>10} {bandwidth:>12}", time_text(row.latency_us));
                 }
                 None => {
@@ -190,9 +190,9 @@ mod tests {
         let expected = [
             "            all_sum float32           all_gather",
             "     size       median    bandwidth       median    bandwidth",
-            "      8 B      5.25 µs   0.002 GB/s      1.23 ms   0.000 GB/s",
-            "   1000 B            -            -      0.00 µs   0.000 GB/s",
-            "    1 MiB       500 µs   2.097 GB/s            -            -",
+            "      8 B      5.25 µs    1.52 MB/s      1.23 ms    6.48 kB/s",
+            "   1000 B            -            -      0.00 µs    0.00 kB/s",
+            "    1 MiB       500 µs    2.10 GB/s            -            -",
         ];
         assert_eq!(table(&rows).lines().collect::<Vec<_>>(), expected);
         assert_eq!(table(&[]), "");
